@@ -1,0 +1,5 @@
+"""`python -m kvgen`."""
+
+from kvgen.cli import main_entry
+
+main_entry()

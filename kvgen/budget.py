@@ -1,0 +1,195 @@
+"""Budgets: what a layout costs, computed by the emitted module itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from types import ModuleType
+from typing import Any
+
+ALLOCATOR_STEP = 2 * 2**20  # CUDA's caching allocator rounds large tensors up to this
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A layout priced for a number of tokens, with the memory it was asked to fit into, if any."""
+
+    module: ModuleType
+    layout: Any
+    tokens: int
+    memory: int | None
+
+    @property
+    def total_bytes(self) -> int:
+        return self.module.bytes_for(self.layout, self.tokens)
+
+    @property
+    def allocator_bytes(self) -> int:
+        """The most that rounding every tensor up to 2 MiB can add; part of no total."""
+        return sum(
+            -size % ALLOCATOR_STEP * count
+            for buffer in self.layout.buffers
+            if memory_of(buffer) == "device"
+            for size, count in tensors(buffer, self.tokens)
+        )
+
+    def as_json(self, name: str) -> dict[str, Any]:
+        """The document of `kvgen budget --format json`."""
+        module, layout = self.module, self.layout
+        return {
+            "layout": name,
+            "fingerprint": layout.fingerprint,
+            "choices": {name: plain(value) for name, value in layout.choices.items()},
+            "config_used": {name: plain(value) for name, value in layout.config_used.items()},
+            "defaults_used": {name: plain(value) for name, value in layout.defaults_used.items()},
+            "bytes_per_token": plain(module.cell_size(layout)),
+            "fixed_bytes": module.bytes_for(layout, 0),
+            "tokens": self.tokens,
+            "total_bytes": self.total_bytes,
+            "host_bytes": module.host_bytes_for(layout, self.tokens),
+            "memory_bytes": self.memory,
+            "allocator_rounding_bytes": self.allocator_bytes,
+            "buffers": [buffer_as_json(module, layout, buffer, self.tokens) for buffer in layout.buffers],
+        }
+
+
+def memory_of(buffer: Any) -> str:
+    return getattr(buffer, "memory", "device")
+
+
+def pages_of(buffer: Any) -> tuple[Any, ...]:
+    """The page of each layer, or the one page of all of them."""
+    return buffer.pages if hasattr(buffer, "pages") else (buffer.page,)
+
+
+def tensors(buffer: Any, tokens: int) -> list[tuple[int, int]]:
+    """(bytes, how many) of the tensors of a buffer."""
+    num_pages = buffer.num_pages(tokens)
+    pages = pages_of(buffer)
+    count = 1 if len(pages) > 1 else len(buffer.layers)
+    found = []
+    for page in pages if buffer.layers else ():
+        parts = [plane.page_bytes for plane in page.planes] if getattr(page, "split", False) else [page.page_bytes]
+        found += [(num_pages * nbytes, count) for nbytes in parts]
+    return found
+
+
+def plain(value: object) -> object:
+    """A value as JSON has it: a fraction that is no integer as text."""
+    if isinstance(value, Fraction):
+        return int(value) if value.denominator == 1 else str(value)
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def same(values: list[object]) -> object:
+    """The one value they all are, or the list of them."""
+    return values[0] if len(set(map(str, values))) == 1 else values
+
+
+def buffer_as_json(module: ModuleType, layout: Any, buffer: Any, tokens: int) -> dict[str, Any]:
+    pages = pages_of(buffer)
+    return {
+        "name": buffer.name,
+        "space": buffer.space.name,
+        "memory": memory_of(buffer),
+        "layers": list(buffer.layers),
+        "format": same([page.format for page in pages]) if pages else None,
+        "slot_bytes": same([plain(page.slot_bytes) for page in pages]) if pages else None,
+        "page_bytes": same([page.page_bytes for page in pages]) if pages else None,
+        "page_fingerprint": layout.page_fingerprint(buffer.name),
+        "bytes_per_token": plain(buffer.bytes_per_token),
+        "slots": module.slots(layout, buffer.space.name, tokens),
+        "bytes": buffer.num_bytes(tokens),
+    }
+
+
+def render(budget: Budget, name: str) -> str:
+    """The budget as a table, in at most 100 columns."""
+    module, layout = budget.module, budget.layout
+    choices = ", ".join(f"{key} {shown(value)}" for key, value in layout.choices.items())
+    lines = [f"{name}: {choices}", ""]
+    if budget.memory is not None:
+        lines.append(f"  memory           {budget.memory:>19,} bytes  {in_gib(budget.memory)}")
+    lines += [
+        f"  tokens           {budget.tokens:>19,}        a multiple of {layout.granule:,}",
+        f"  bytes per token  {shown(module.cell_size(layout)):>19}",
+        f"  fixed            {module.bytes_for(layout, 0):>19,} bytes  reserved pages",
+        f"  total            {budget.total_bytes:>19,} bytes  {in_gib(budget.total_bytes)}",
+    ]
+    if budget.memory is not None:
+        lines.append(f"  left             {budget.memory - budget.total_bytes:>19,} bytes")
+    host = module.host_bytes_for(layout, budget.tokens)
+    if host:
+        lines.append(f"  on the host      {host:>19,} bytes  {in_gib(host)}, not in the total")
+    lines += [
+        f"  allocator        {budget.allocator_bytes:>19,} bytes  at most, from rounding tensors to 2 MiB; in no total",
+        "",
+    ]
+    lines += _buffer_table(budget)
+    used = ", ".join(f"{key} {_short(value)}" for key, value in layout.config_used.items())
+    defaults = ", ".join(f"{key} {_short(value)}" for key, value in layout.defaults_used.items())
+    lines += ["", *_wrapped("config", used or "nothing")]
+    if defaults:
+        lines += _wrapped("defaults", defaults)
+    return "\n".join(lines) + "\n"
+
+
+def _buffer_table(budget: Budget) -> list[str]:
+    rows = [("buffer", "space", "layers", "slot bytes", "page bytes", "slots", "bytes")]
+    for buffer in budget.layout.buffers:
+        row = buffer_as_json(budget.module, budget.layout, buffer, budget.tokens)
+        host = " (host)" if row["memory"] == "host" else ""
+        numbers = [row["slots"], row["bytes"]]
+        rows.append(
+            (
+                f"{row['name']}{host}",
+                row["space"],
+                str(len(buffer.layers)),
+                _varied(row["slot_bytes"]),
+                _varied(row["page_bytes"]),
+                *(f"{number:,}" for number in numbers),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  "
+        + "  ".join(
+            f"{cell:<{width}}" if column < 2 else f"{cell:>{width}}"
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _varied(value: object) -> str:
+    return "by layer" if isinstance(value, list) else shown(value)
+
+
+def shown(value: object) -> str:
+    """A value as a person writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(plain(value)) if not isinstance(value, str) else value
+    return text if len(text) <= 40 else f"[{len(value)} values]" if isinstance(value, list) else f"{text[:37]}..."
+
+
+def in_gib(number: int) -> str:
+    hundredths = number * 100 // 2**30
+    return f"{hundredths // 100:,}.{hundredths % 100:02} GiB"
+
+
+def _wrapped(title: str, text: str, width: int = 100) -> list[str]:
+    lines, line = [], f"  {title:<9}"
+    for part in text.split(", "):
+        if len(line) + len(part) + 2 > width:
+            lines.append(line.rstrip())
+            line = " " * 11
+        line += f"{part}, "
+    return [*lines, line.rstrip(", ")]

@@ -1,0 +1,751 @@
+"""The rules of the language: one function each, one code each, all problems at once.
+
+`check_spec` types every name first (scope.py), then runs CHECKS in order. The rules about pages are in page.py, which
+both this pass and the next one use; here they are only collected.
+"""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+from kvgen.cases import try_cases
+from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, names, show, walk
+from kvgen.page import fields_of, resolve_page
+from kvgen.problems import Label, Problem
+from kvgen.scope import (
+    WORDS_OF_THE_LANGUAGE,
+    Bool,
+    FoldError,
+    Int,
+    Place,
+    Ratio,
+    Scope,
+    names_of_format,
+    scope_of,
+    suggest,
+    type_cases,
+)
+from kvgen.size import Size
+from kvgen.space import affine, page_sizes, page_slots
+from kvgen.spec import Buffer, Derived, Field, Format, Ident, Operation, Parameter, Root, Spec
+
+CODES = {
+    "KV240": "a name defined twice",
+    "KV241": "a name that generated code cannot have",
+    "KV242": "a name that is never used",
+    "KV243": "a reference to nothing",
+    "KV244": "a reference that leads back to itself",
+    "KV245": "a parameter whose values contradict each other",
+    "KV246": "a fragment whose needs are not met",
+    "KV247": "cases that leave something out, or that nothing reaches",
+    "KV248": "a space that cannot be",
+    "KV249": "a buffer that cannot be",
+    "KV250": "an operation that does not fit its buffers",
+    "KV251": "a source in a config that is no path and no arithmetic over paths",
+}
+
+ALL_SLOTS = Size.of("slots")
+TAKEN = frozenset(  # names that `from_config` and the layout class use themselves
+    [
+        "cls",
+        "config",
+        "choices",
+        "read",
+        "rules",
+        "layers",
+        "held",
+        "layer",
+        "self",
+        "buffer",
+        "buffers",
+        "spaces",
+        "granule",
+        "fingerprint",
+        "page_fingerprint",
+        "config_used",
+        "defaults_used",
+        "config_items",
+        "default_items",
+        "device_buffers",
+        "from_config",
+        "num_body_layers",
+        "slots",
+        "page",
+        "cell_size",
+        "bytes_for",
+        "host_bytes_for",
+        "max_tokens",
+        "max_requests",
+        "min",
+        "max",
+        "len",
+        "math",
+        "tuple",
+        "set",
+        "range",
+        "sum",
+        "has",
+        "cdiv",
+        "lcm",
+        "gcd",
+        "shard",
+        "sizeof",
+        "replace",
+    ]
+)
+POOL_NAMES = frozenset(
+    [
+        "layout",
+        "tokens",
+        "requests",
+        "device",
+        "backend",
+        "buffer",
+        "num_bytes",
+        "aux_bytes",
+        "warmup",
+        "clear_pages",
+        "describe_staging",
+        "transfer_regions",
+    ]
+)
+
+
+def check_spec(spec: Spec) -> tuple[Scope, list[Problem]]:
+    """The scope of a spec and everything that is wrong with it."""
+    scope, problems = scope_of(spec)
+    for check in CHECKS:
+        problems += check(spec, scope)
+    return scope, list(dict.fromkeys(problems))
+
+
+def check_defined_once(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV240: every name has one definition, fragments included."""
+    sets = spec.layers.sets if spec.layers is not None else ()
+    for group in ((*spec.parameters, *spec.lets, *sets), spec.formats):
+        first: dict[str, tuple[Ident, str]] = {}
+        for item in group:
+            if item.name.text in first:
+                before, path = first[item.name.text]
+                yield Problem(
+                    "KV240",
+                    f"`{item.name}` is defined twice",
+                    Label(item.name.span),
+                    secondary=(Label(before.span, f"first defined here, as `{path}`"),),
+                    help="rename one of them",
+                    path=item.path,
+                )
+            first.setdefault(item.name.text, (item.name, item.path))
+
+
+def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV241: names are Python names that nothing in the generated module or the language has already."""
+
+    def refuse(name: Ident, why: str, path: str) -> Problem:
+        return Problem("KV241", f"`{name}` {why}", Label(name.span), help="choose another name", path=path)
+
+    if spec.kind == "layout" and (
+        spec.name.text in sys.stdlib_module_names or spec.name.text in ("torch", "triton", "kvgen")
+    ):
+        yield refuse(spec.name, "would hide the module of that name", "layout")
+    sets = spec.layers.sets if spec.layers is not None else ()
+    valued = (*spec.parameters, *spec.lets, *sets)
+    for item in (*valued, *spec.formats, *spec.spaces, *spec.buffers, *spec.operations):
+        name = item.name.text
+        if keyword.iskeyword(name):
+            yield refuse(item.name, "is a word of Python", item.path)
+        elif name in WORDS_OF_THE_LANGUAGE and item in valued:
+            yield refuse(item.name, "is a word of the language", item.path)
+        elif name in TAKEN and item in valued:
+            yield refuse(item.name, "has a meaning in the generated module", item.path)
+        elif name.endswith(("_page", "_page_of", "_space")) and item in valued and _made_name(spec, name):
+            yield refuse(item.name, f"is what the generated module calls `{_made_name(spec, name)}`", item.path)
+    for operation in spec.operations:
+        if operation.name.text in POOL_NAMES:
+            yield refuse(operation.name, "is a method or attribute of every pool", operation.path)
+
+
+def _made_name(spec: Spec, name: str) -> str | None:
+    made = {f"{item.name}_page": item.path for item in spec.formats}
+    made |= {f"{item.name}_page_of": item.path for item in spec.formats}
+    made |= {f"page_of_{item.name}": item.path for item in spec.buffers}
+    made |= {f"{item.name}_space": item.path for item in spec.spaces}
+    return made.get(name)
+
+
+def check_used(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV242: nothing is defined for nothing. What a fragment offers need not all be taken."""
+    used = _used_names(spec, scope)
+    sets = spec.layers.sets if spec.layers is not None else ()
+    own = [item for item in (*spec.parameters, *spec.lets, *sets) if item.name.span.file == spec.file]
+    for item in own:
+        fixed = isinstance(item, Parameter) and item.equals is not None
+        if item.name.text not in used and not fixed:
+            yield _unused(item.name, item.path)
+    if spec.kind == "fragment":
+        return
+    formats = _reached_formats(spec, scope)
+    for format in spec.formats:
+        if format.name.text not in formats and format.name.span.file == spec.file:
+            yield _unused(format.name, format.path)
+    spaces = {buffer.space.text for buffer in spec.buffers}
+    for _ in spec.spaces:
+        spaces |= {
+            str(case.use.parent)
+            for space in spec.spaces
+            if space.name.text in spaces
+            for case in space.cases
+            if case.use.parent is not None
+        }
+    for space in spec.spaces:
+        if space.name.text not in spaces:
+            yield _unused(space.name, space.path)
+
+
+def _unused(name: Ident, path: str) -> Problem:
+    return Problem("KV242", f"`{name}` is never used", Label(name.span), help="remove it, or use it", path=path)
+
+
+def _used_names(spec: Spec, scope: Scope) -> set[str]:
+    exprs: list[Expr | None] = [item.value for item in spec.lets]
+    exprs += [item.that for item in spec.requires]
+    if spec.layers is not None:
+        exprs += [spec.layers.body, spec.layers.draft]
+        exprs += [expr for item in spec.layers.sets for case in item.cases for expr in (case.when, case.use)]
+    for space in spec.spaces:
+        for case in space.cases:
+            use = case.use
+            exprs.append(case.when)
+            exprs += [use.slots, use.page, use.reserve] if isinstance(use, Root) else [use.divisor, use.where]
+    for buffer in spec.buffers:
+        exprs += [buffer.layers, buffer.block, buffer.align, buffer.split]
+    found = {name for expr in exprs if expr is not None for name in names(expr)}
+    for format in spec.formats:
+        found |= names_of_format(spec, format.name.text)
+        for plane in format.page:
+            found |= _names_of_page_item(plane)
+    return found
+
+
+def _names_of_page_item(item: object) -> set[str]:
+    found: set[str] = set()
+    exprs = [getattr(item, "amount", None)]
+    pieces = list(getattr(item, "each", ()))
+    for part in getattr(item, "put", ()):
+        exprs.append(getattr(part, "amount", None))
+        pieces += list(getattr(part, "order", None) or ())
+    exprs += [expr for piece in pieces for expr in (piece.low, piece.count)]
+    for expr in exprs:
+        found |= names(expr) if expr is not None else set()
+    return found
+
+
+def _reached_formats(spec: Spec, scope: Scope) -> set[str]:
+    formats = {item.name.text: item for item in spec.formats}
+    sized = [name for item in spec.lets for part in walk(item.value) if isinstance(part, Call) for name in _sized(part)]
+    waiting = [buffer.format.text for buffer in spec.buffers] + sized
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in formats:
+            continue
+        found.add(name)
+        waiting += [case.use.text for case in formats[name].cases]
+        if formats[name].same_fields_as is not None:
+            waiting.append(str(formats[name].same_fields_as))
+    return found
+
+
+def _sized(call: Call) -> list[str]:
+    return [call.arguments[0].name] if call.function == "sizeof" and isinstance(call.arguments[0], Name) else []
+
+
+def check_references(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV243: formats, spaces and buffers that are mentioned exist."""
+    formats = {item.name.text for item in spec.formats}
+    spaces = {item.name.text for item in spec.spaces}
+    buffers = {item.name.text for item in spec.buffers}
+
+    def find(name: Ident, known: set[str], what: str, path: str) -> Iterator[Problem]:
+        if name.text not in known:
+            help = suggest(name.text, known) or (f"the {what}s are {', '.join(sorted(known))}" if known else None)
+            yield Problem("KV243", f"unknown {what} `{name}`", Label(name.span), help=help, path=path)
+
+    for format in spec.formats:
+        for case in format.cases:
+            yield from find(case.use, formats, "format", format.path)
+        if format.same_fields_as is not None:
+            yield from find(format.same_fields_as, formats, "format", f"{format.path}.fields")
+    for space in spec.spaces:
+        for case in space.cases:
+            if case.use.parent is not None:
+                yield from find(case.use.parent, spaces, "space", space.path)
+    for buffer in spec.buffers:
+        yield from find(buffer.format, formats, "format", f"{buffer.path}.format")
+        yield from find(buffer.space, spaces, "space", f"{buffer.path}.space")
+    for operation in spec.operations:
+        for name in operation.buffers or ():
+            yield from find(name, buffers, "buffer", operation.path)
+
+
+def check_no_circles(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV244: formats and spaces rest on something in the end."""
+    formats = {
+        item.name.text: [case.use.text for case in item.cases]
+        + ([item.same_fields_as.text] if item.same_fields_as is not None else [])
+        for item in spec.formats
+    }
+    spaces = {
+        item.name.text: [case.use.parent.text for case in item.cases if case.use.parent is not None]
+        for item in spec.spaces
+    }
+    for items, edges in ((spec.formats, formats), (spec.spaces, spaces)):
+        for item in items:
+            if _reaches(item.name.text, item.name.text, edges):
+                yield Problem("KV244", f"`{item.name}` leads back to itself", Label(item.name.span), path=item.path)
+
+
+def _reaches(start: str, goal: str, edges: dict[str, list[str]]) -> bool:
+    seen: set[str] = set()
+    waiting = list(edges.get(start, ()))
+    while waiting:
+        name = waiting.pop()
+        if name == goal:
+            return True
+        if name not in seen:
+            seen.add(name)
+            waiting += edges.get(name, ())
+    return False
+
+
+def check_parameters(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV245: `default` and `is` lie in the domain, `min` is not above `max`, and keys fit the type."""
+    for item in spec.parameters:
+        if item.section != "needs":
+            yield from _check_parameter(item)
+
+
+def _check_parameter(item: Parameter) -> Iterator[Problem]:
+    def refuse(key: str, message: str, help: str | None = None) -> Problem:
+        span = item.spans.get(key, item.name.span)
+        return Problem("KV245", message, Label(span), help=help, path=f"{item.path}.{key}")
+
+    if item.minimum is not None and item.maximum is not None and item.minimum > item.maximum:
+        yield refuse("min", f"`min` {item.minimum} is above `max` {item.maximum}")
+    for key in ("min", "max"):
+        if key in item.spans and item.kind not in ("int", "ratio"):
+            yield refuse(key, f"`{key}` is for an int or a ratio, and `{item.name}` is a {item.kind}")
+        elif key in item.spans and item.kind == "int" and not isinstance(_limit(item, key), int):
+            yield refuse(key, f"`{key}` of an int must be an integer")
+    if item.values is not None:
+        named = [value for _, value in item.values]
+        if len({type(value) for value in named}) > 1:
+            yield refuse("of", f"the values of `{item.name}` are of different types")
+        elif item.kind == "int" and any(type(value) is not int for value in named):
+            yield refuse("of", f"`{item.name}` is an int, and its values are not")
+        elif item.kind in ("bool", "ratio"):
+            yield refuse("of", f"a {item.kind} has no `of`")
+    if item.letters is not None and len(set(item.letters)) < len(item.letters):
+        yield refuse("of", f"a letter of `{item.name}` is there twice")
+    if item.has_default and item.optional:
+        yield refuse("optional", f"`{item.name}` has a default, so it is never absent", "leave one of the two out")
+    if item.equals is not None and item.has_default and item.default != item.equals:
+        yield refuse("default", f"the default {_written(item.default)} is not what `is` asks for")
+    for key, value in (("is", item.equals), ("default", item.default)):
+        if value is not None and (why := why_outside(item, value)):
+            yield refuse(key, f"{_written(value)} {why}")
+    if item.section == "choices" and not item.has_default:
+        yield Problem(
+            "KV245",
+            f"`{item.name}` has no default",
+            Label(item.name.span),
+            help="every choice has a `default`",
+            path=item.path,
+        )
+
+
+def _limit(item: Parameter, key: str) -> int | Fraction | None:
+    return item.minimum if key == "min" else item.maximum
+
+
+def _written(value: object) -> str:
+    return {True: "true", False: "false"}.get(value, f"`{value}`") if isinstance(value, bool) else f"`{value}`"
+
+
+def why_outside(item: Parameter, value: object) -> str | None:
+    """Why a value is not in the domain of a parameter, or None."""
+    if item.kind == "list":
+        return None if isinstance(value, tuple) else "is not a list"
+    if item.values is not None:
+        named = [known for _, known in item.values]
+        if not any(type(known) is type(value) and known == value for known in named):
+            return f"is not among the values of `{item.name}`: {', '.join(map(str, named))}"
+        return None
+    wanted: dict[str, tuple[type, ...]] = {"int": (int,), "ratio": (int, Fraction), "bool": (bool,), "text": (str,)}
+    if not isinstance(value, wanted[item.kind]) or (isinstance(value, bool) and item.kind != "bool"):
+        return f"is not {'an' if item.kind == 'int' else 'a'} {item.kind}"
+    if isinstance(value, (int, Fraction)) and not isinstance(value, bool):
+        low = 0 if item.minimum is None else item.minimum
+        if value < low:
+            return f"is below {low}"
+        if item.maximum is not None and value > item.maximum:
+            return f"is above {item.maximum}"
+    if item.letters is not None and isinstance(value, str) and not set(value) <= set(item.letters):
+        return f"has letters other than {item.letters}"
+    return None
+
+
+def check_sources(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV251: a config parameter is read from a path, or from arithmetic over paths of integers."""
+    for item in spec.parameters:
+        for source in item.sources:
+            if isinstance(source, Name):
+                continue
+            for part in walk(source):
+                allowed = (
+                    isinstance(part, Name)
+                    or (isinstance(part, Literal) and type(part.value) is int)
+                    or (isinstance(part, Binary) and part.operator in ("+", "-", "*", "/"))
+                    or (isinstance(part, Unary) and part.operator == "-")
+                    or (isinstance(part, Call) and part.function in ("min", "max", "lcm", "gcd"))
+                )
+                if not allowed:
+                    help = "a source is a dotted path, or integers and paths with + - * / min max lcm gcd"
+                    yield Problem(
+                        "KV251", f"`{show(part)}` is not part of a source", Label(part.span), help=help, path=item.path
+                    )
+            if not names(source):
+                yield Problem("KV251", "a source without a path", Label(source.span), path=item.path)
+            if item.kind != "int":
+                message = f"`{item.name}` is a {item.kind}; only an int is computed from several fields"
+                yield Problem("KV251", message, Label(source.span), path=item.path)
+
+
+def check_needs(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV246: the layout defines what its fragments need, within the domain they state."""
+    for include in spec.includes:
+        for need in include.needs:
+            name = need.name.text
+            entity = scope.entities.get(name)
+
+            def refuse(message: str, help: str | None = None, need: Parameter = need) -> Problem:
+                label = Label(need.name.span, "needed here")
+                return Problem("KV246", message, Label(include.span), secondary=(label,), help=help, path="include")  # noqa: B023
+
+            if entity is None or entity.definition is None:
+                yield refuse(f"`{include.file}` needs `{name}`, which is not defined", suggest(name, scope.entities))
+                continue
+            wanted = {"int": Int, "ratio": (Ratio, Int), "bool": Bool}.get(need.kind)
+            if entity.type is not None and wanted is not None and not isinstance(entity.type, wanted):
+                yield refuse(f"`{include.file}` needs `{name}` to be {_article(need.kind)}, and it is {entity.type}")
+            words = getattr(entity.type, "words", None)
+            if entity.type is not None and need.values is not None:
+                allowed = [value for _, value in need.values]
+                outside = [word for word in words or () if word not in allowed]
+                if words is None:
+                    yield refuse(f"`{include.file}` needs `{name}` to be one of {', '.join(map(str, allowed))}")
+                elif outside:
+                    listed = ", ".join(f"`{word}`" for word in outside)
+                    yield refuse(f"`{include.file}` does not know {listed} of `{name}`")
+
+
+def _article(kind: str) -> str:
+    return f"an {kind}" if kind == "int" else f"a {kind}"
+
+
+def check_requires(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """Types of `require` and of the layer counts."""
+    problems: list[Problem] = []
+    for item in spec.requires:
+        place = Place(f"{item.path}.that")
+        if scope.varies(item.that):
+            place = Place(place.path, frozenset({"layer"}), scope.layered_facts)
+        scope.expect(item.that, Bool, place, problems)
+        yield from _foldable(scope, item.that, place.path)
+    if spec.layers is not None:
+        for expr, path in ((spec.layers.body, "layers.body"), (spec.layers.draft, "layers.draft")):
+            if expr is None:
+                continue
+            kind = scope.expect(expr, Int, Place(path), problems)
+            yield from _foldable(scope, expr, path)
+            if isinstance(kind, Int) and kind.low < 0:
+                yield Problem("KV212", "a number of layers may be below 0", Label(expr.span), path=path)
+    yield from problems
+
+
+def _foldable(scope: Scope, expr: Expr, path: str) -> Iterator[Problem]:
+    """KV217: what is known at build has a value."""
+    try:
+        scope.fold(expr)
+    except FoldError as error:
+        yield Problem("KV217", error.message, Label(error.span), path=path)
+
+
+def check_cases(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV247: some case always holds, and none is dead."""
+    sets = spec.layers.sets if spec.layers is not None else ()
+    for item in (*sets, *spec.spaces, *spec.formats):
+        if not item.cases or (len(item.cases) == 1 and item.cases[0].when is None):
+            continue
+        for position, case in enumerate(item.cases[:-1]):
+            if case.when is None:
+                message = f"the cases after this one of `{item.name}` are never reached"
+                yield Problem(
+                    "KV247", message, Label(case.span), help="the case without `when` comes last", path=item.path
+                )
+                break
+            if position and case.when in [other.when for other in item.cases[:position]]:
+                yield Problem("KV247", f"a case of `{item.name}` is there twice", Label(case.when.span), path=item.path)
+        trial = try_cases(scope, item.cases, all_apply=item in sets)
+        if (
+            trial.uncovered is not None and spec.kind == "layout"
+        ):  # what a fragment leaves out, its layout must rule out
+            values = ", ".join(f"{name} = {value}" for name, value in trial.uncovered.items())
+            message = f"no case of `{item.name}` holds" + (f" for {values}" if values else "")
+            help = "add a case, a last one without `when`, or a `require` that rules it out"
+            yield Problem("KV247", message, Label(item.name.span), help=help, path=item.path)
+        if item.name.span.file == spec.file:
+            for position in trial.dead:
+                case = item.cases[position]
+                if case.when is not None:
+                    message = f"this case of `{item.name}` never holds"
+                    yield Problem("KV247", message, Label(case.when.span), path=f"{item.path}[{position}]")
+
+
+def check_case_types(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """Types of the `when` of spaces and formats. Those of sets are typed with the names."""
+    problems: list[Problem] = []
+    for item in (*spec.spaces, *spec.formats):
+        type_cases(scope, item.cases, item.path, problems, lambda use, place: None, Place(item.path))
+        for case in item.cases:
+            if case.when is not None:
+                yield from _foldable(scope, case.when, item.path)
+    yield from problems
+
+
+def check_spaces(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV248: slots are affine in tokens and requests, pages have slots, and divisors divide them."""
+    problems: list[Problem] = []
+    for space in spec.spaces:
+
+        def check(use: object, place: Place, name: str = space.name.text) -> None:
+            if isinstance(use, Root):
+                problems.extend(_check_root(scope, use, place))
+            elif isinstance(use, Derived):
+                problems.extend(_check_derived(spec, scope, use, place, name))
+
+        type_cases(scope, space.cases, space.path, [], check, Place(space.path))
+    yield from problems
+
+
+def _check_root(scope: Scope, root: Root, place: Place) -> Iterator[Problem]:
+    problems: list[Problem] = []
+
+    def refuse(message: str, expr: Expr, key: str, help: str | None = None) -> Problem:
+        return Problem("KV248", message, Label(expr.span), help=help, path=f"{place.path}.{key}")
+
+    at_slots = Place(f"{place.path}.slots", frozenset({"tokens", "requests"}), place.facts)
+    kind = scope.expect(root.slots, Ratio, at_slots, problems)
+    if kind is not None:
+        yield from _foldable(scope, root.slots, at_slots.path)
+        try:
+            if affine(scope, root.slots) is None:
+                help = "write a sum of `tokens` and `requests` times numbers"
+                yield refuse("`slots` must be affine in `tokens` and `requests`", root.slots, "slots", help)
+            elif (kind.low if isinstance(kind, Int) else kind.sign) < 0:
+                help = "only add; state a `min` for what it is made of"
+                yield refuse("`slots` may be below 0", root.slots, "slots", help)
+        except FoldError:
+            pass  # reported above
+    for expr, key, least in ((root.page, "page", 1), (root.reserve, "reserve", 0)):
+        kind = scope.expect(expr, Int, Place(f"{place.path}.{key}", facts=place.facts), problems)
+        yield from _foldable(scope, expr, f"{place.path}.{key}")
+        if isinstance(kind, Int) and kind.low < least:
+            help = f"state `min: {least}` for what it is made of"
+            yield refuse(f"`{key}` may be below {least}", expr, key, help)
+    yield from problems
+
+
+def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place, name: str) -> Iterator[Problem]:
+    problems: list[Problem] = []
+    if derived.divisor is not None:
+        kind = scope.expect(derived.divisor, Int, Place(f"{place.path}.slot", facts=place.facts), problems)
+        yield from _foldable(scope, derived.divisor, f"{place.path}.slot")
+        if isinstance(kind, Int) and kind.low < 1:
+            message = f"`{show(derived.divisor)}` may be below 1"
+            yield Problem("KV248", message, Label(derived.divisor.span), path=f"{place.path}.slot")
+        elif kind is not None:
+            folded = scope.fold(derived.divisor)
+            parents = page_sizes(spec, scope, derived.parent.text, (name,)) or set()
+            for page in sorted(size for size in parents if size is not None):
+                if isinstance(folded, Literal) and page % int(folded.value):
+                    message = f"a page of `{derived.parent}` has {page} slots, which {folded.value} does not divide"
+                    yield Problem("KV248", message, Label(derived.divisor.span), path=f"{place.path}.slot")
+    if derived.where is not None:
+        at = Place(f"{place.path}.where", frozenset({"offset"}), place.facts)
+        scope.expect(derived.where, Bool, at, problems)
+        yield from _foldable(scope, derived.where, at.path)
+    yield from problems
+
+
+def check_buffers(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV249: layers are a predicate, `block` divides the page, `align` and `split` are what they must be."""
+    problems: list[Problem] = []
+    for buffer in spec.buffers:
+        at = Place(f"{buffer.path}.layers", frozenset({"layer"}), scope.layered_facts)
+        scope.expect(buffer.layers, Bool, at, problems)
+        yield from _foldable(scope, buffer.layers, at.path)
+        for expr, key in ((buffer.block, "block"), (buffer.align, "align")):
+            if expr is None:
+                continue
+            kind = scope.expect(expr, Int, Place(f"{buffer.path}.{key}"), problems)
+            yield from _foldable(scope, expr, f"{buffer.path}.{key}")
+            if isinstance(kind, Int) and kind.low < 1:
+                message = f"`{key}` may be below 1"
+                help = "state `min: 1` for what it is made of"
+                yield Problem("KV249", message, Label(expr.span), help=help, path=f"{buffer.path}.{key}")
+        if buffer.split is not None:
+            scope.expect(buffer.split, Bool, Place(f"{buffer.path}.split"), problems)
+            yield from _foldable(scope, buffer.split, f"{buffer.path}.split")
+        yield from _check_block(spec, scope, buffer)
+    yield from problems
+
+
+def _check_block(spec: Spec, scope: Scope, buffer: Buffer) -> Iterator[Problem]:
+    if buffer.block is None:
+        return
+    try:
+        block = scope.fold(buffer.block)
+    except FoldError:
+        return
+    for page in sorted(size for size in page_sizes(spec, scope, buffer.space.text, ()) or () if size is not None):
+        if isinstance(block, Literal) and type(block.value) is int and block.value > 0 and page % block.value:
+            message = f"a page of `{buffer.space}` has {page} slots, which blocks of {block.value} do not fill"
+            yield Problem("KV249", message, Label(buffer.block.span), path=f"{buffer.path}.block")
+
+
+def check_pages(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """The rules of page.py, for every format and the slots that its buffers give it."""
+    problems: list[Problem] = []
+    if spec.kind == "fragment":
+        for format in spec.formats:
+            if not format.cases:
+                resolve_page(scope, format, ALL_SLOTS, problems)
+        yield from problems
+        return
+    formats = {item.name.text: item for item in spec.formats}
+    for buffer in spec.buffers:
+        try:
+            slots = page_slots(spec, scope, buffer)
+        except FoldError:
+            continue  # reported with the buffer
+        for name in sorted(_targets(formats, buffer.format.text)):
+            if slots is not None:
+                resolve_page(scope, formats[name], slots, problems)
+    yield from problems
+
+
+def _targets(formats: dict[str, Format], name: str, seen: frozenset[str] = frozenset()) -> set[str]:
+    """The formats with fields that a name stands for."""
+    if name not in formats or name in seen:
+        return set()
+    if not formats[name].cases:
+        return {name}
+    return {found for case in formats[name].cases for found in _targets(formats, case.use.text, seen | {name})}
+
+
+def check_operations(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV250: an operation names fields its buffers have, all that it needs, each once."""
+    formats = {item.name.text: item for item in spec.formats}
+    buffers = {item.name.text: item for item in spec.buffers}
+    for operation in spec.operations:
+        targets = [buffers[name.text] for name in operation.buffers or () if name.text in buffers]
+        yield from _check_operation(scope, operation, formats, targets)
+
+
+def _check_operation(
+    scope: Scope, operation: Operation, formats: dict[str, Format], buffers: list[Buffer]
+) -> Iterator[Problem]:
+    def refuse(message: str, name: Ident, help: str | None = None) -> Problem:
+        return Problem("KV250", message, Label(name.span), help=help, path=operation.path)
+
+    if operation.buffers is not None and operation.verb in ("move", "save", "restore"):
+        yield refuse(f"`{operation.verb}` is of `all` buffers", operation.name, f"write `{operation.verb}: all`")
+    if operation.buffers is None and operation.verb not in ("move", "save", "restore"):
+        yield refuse(f"`{operation.verb}` names its buffers", operation.name, "write a list of buffers")
+    for verb, used in (
+        ("store put", operation.arguments),
+        ("load get gather", operation.returns),
+        ("view", operation.view),
+    ):
+        if used and operation.verb not in verb.split():
+            key = {"store put": "args", "view": "as"}.get(verb, "returns")
+            yield refuse(f"`{operation.verb}` has no `{key}`", operation.name)
+    seen: dict[str, Ident] = {}
+    for argument, field in operation.arguments:
+        if field.text in seen:
+            yield refuse(f"`{field}` is given twice", field)
+        seen[field.text] = field
+        if keyword.iskeyword(argument.text) or argument.text in ("self", "layer_id", "loc", "skip_reserved"):
+            yield refuse(f"`{argument}` cannot be an argument", argument, "choose another name")
+    mentioned = [field for _, field in operation.arguments] + list(operation.returns or ())
+    for buffer in buffers:
+        for name in sorted(_targets(formats, buffer.format.text)):
+            fields = {item.name.text: item for item in fields_of(scope, formats[name])}
+            yield from _check_fields(operation, buffer, name, fields, mentioned)
+            if operation.view == "rows" and len(formats[name].page) != 1:
+                message = f"`{operation.name}` cannot show rows: a page of `{name}` has several parts"
+                yield refuse(message, operation.name, "write `as: pages`")
+
+
+def _check_fields(
+    operation: Operation, buffer: Buffer, format: str, fields: dict[str, Field], mentioned: list[Ident]
+) -> Iterator[Problem]:
+    scales = {str(item.quant.scale) for item in fields.values() if item.quant is not None}
+    values = [name for name in fields if name not in scales]
+    known = set(values) if operation.verb in ("store", "load") else set(fields)
+    for name in mentioned:
+        if name.text not in known:
+            made = name.text in fields
+            message = (
+                f"`{operation.verb}` makes `{name}` itself"
+                if made
+                else f"`{format}`, a format of `{buffer.name}`, has no field `{name}`"
+            )
+            yield Problem(
+                "KV250",
+                message,
+                Label(name.span),
+                help=None if made else suggest(name.text, known),
+                path=operation.path,
+            )
+    if operation.verb in ("store", "put"):
+        given = {name.text for name in mentioned}
+        missing = [name for name in fields if name in known and name not in given]
+        if missing:
+            listed = ", ".join(f"`{name}`" for name in missing)
+            message = f"`{operation.name}` leaves out {listed} of `{format}`, a format of `{buffer.name}`"
+            help = "every value of a slot is written, or what was there before stays"
+            yield Problem("KV250", message, Label(operation.name.span), help=help, path=operation.path)
+
+
+CHECKS: tuple[Callable[[Spec, Scope], Iterator[Problem]], ...] = (
+    check_defined_once,
+    check_usable_names,
+    check_used,
+    check_references,
+    check_no_circles,
+    check_parameters,
+    check_sources,
+    check_needs,
+    check_requires,
+    check_cases,
+    check_case_types,
+    check_spaces,
+    check_buffers,
+    check_pages,
+    check_operations,
+)

@@ -1,0 +1,1033 @@
+"""Emission: a resolved layout to the text of its module.
+
+`view_of` decides everything that is printed, as one frozen `ModuleView`; the templates only print it. Expressions come
+out of `_Printer` as small trees that pysource.py lays out as a formatter would.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from kvgen.bytemap import page_lines
+from kvgen.expr import Binary, Call, Conditional, Expr, Index, Literal, Name, Unary, names, show
+from kvgen.layout import (
+    BufferLayout,
+    DerivedSpace,
+    Layout,
+    LetLayout,
+    RootSpace,
+    SetLayout,
+    SpaceLayout,
+    page_names,
+)
+from kvgen.page import BYTE, Condition, FieldLayout, Page
+from kvgen.problems import InternalError
+from kvgen.pysource import (
+    ATOM,
+    NOT,
+    STEP,
+    UNARY,
+    Attribute,
+    Chain,
+    Code,
+    Each,
+    Group,
+    Keyword,
+    Lambda,
+    Negative,
+    Not,
+    Raw,
+    Ternary,
+    bracketed,
+    call,
+    chain,
+    flat,
+    keywords,
+    numbers,
+    quoted,
+    statement,
+    value,
+)
+from kvgen.scope import DTYPES, MAX_LAYERS, PARAMETER_MAX
+from kvgen.size import Size
+from kvgen.space import Rate
+from kvgen.spec import Case, Parameter
+
+IN_FROM_CONFIG = 2 * STEP  # columns in front of a statement there
+
+
+@dataclass(frozen=True)
+class Module:
+    """The text of a generated module: what needs the standard library alone, then what needs torch."""
+
+    layout_text: str
+    pool_text: str
+
+    @property
+    def text(self) -> str:
+        return self.layout_text + self.pool_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceView:
+    name: str
+    annotation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantPageView:
+    origin: str
+    assignment: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageFunctionView:
+    name: str
+    format: str
+    origin: str
+    signature: str
+    locals: tuple[str, ...]
+    checks: tuple[str, ...]
+    result: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleView:
+    """A rule of a set; one that always applies has no head."""
+
+    head: str
+    assignment: str
+    is_guarded: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """A let that depends on the layer (a function), a set of one rule, or a set of several."""
+
+    is_function: bool = False
+    is_set: bool = False
+    is_rules: bool = False
+    name: str = ""
+    annotation: str = ""
+    result: str = ""
+    assignment: str = ""
+    rules: tuple[RuleView, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockView:
+    """Statements of from_config that hang together."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindsView:
+    """Which of the small readers and helpers the module uses."""
+
+    exactly: bool
+    ratio: bool
+    boolean: bool
+    renamed: bool
+    letters: bool
+    text: bool
+    list_of: bool
+    divide: bool
+    shard: bool
+    agreed: bool
+    at_least_one: bool
+    multiple: bool
+    aligned: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleView:
+    """Everything the templates print, as text or as one truth each."""
+
+    name: str
+    class_name: str
+    file: str
+    doc: str
+    byte_map: tuple[str, ...]
+    imports: tuple[str, ...]
+    fingerprint: str
+    constant_pages: tuple[ConstantPageView, ...]
+    page_functions: tuple[PageFunctionView, ...]
+    has_pieces: bool
+    page_identity: str
+    num_slots: str
+    requests_parameter: str
+    requests_argument: str
+    layer_page_bytes: str
+    pages_factor: str
+    pages_multiplier: str
+    choices: tuple[ChoiceView, ...]
+    choice_docs: tuple[str, ...]
+    reads: tuple[str, ...]
+    lets: tuple[str, ...]
+    requires: tuple[str, ...]
+    num_layers: str
+    num_body: str
+    max_layers: str
+    layer_steps: tuple[StepView, ...]
+    layer_requires: tuple[str, ...]
+    spaces: tuple[BlockView, ...]
+    space_tuple: str
+    aliases: tuple[BlockView, ...]
+    page_choices: tuple[BlockView, ...]
+    buffer_checks: tuple[str, ...]
+    buffers: tuple[str, ...]
+    buffer_fingerprint: str
+    device_buffers: str
+    host_bytes: str
+    source_annotation: str
+    word_annotation: str
+    kinds: KindsView
+    has_item_bytes: bool
+    has_init: bool
+    has_split: bool
+    has_align: bool
+    has_block: bool
+    has_requests: bool
+    has_fixed_slots: bool
+    has_derived_spaces: bool
+    has_varying_pages: bool
+    has_host: bool
+    has_floors: bool
+    has_layer_requires: bool
+    has_derived_sources: bool
+
+
+def emit(layout: Layout) -> Module:
+    """The module of a layout. The same layout gives the same text everywhere."""
+    view = view_of(layout)
+    templates = _templates()
+    texts = [templates.get_template(f"{half}.py.jinja").render(m=view) for half in ("layout", "pool")]
+    return Module(*(_with_even_gaps(text) for text in texts))
+
+
+def _with_even_gaps(text: str) -> str:
+    """At most two blank lines in front of a statement of the module, one inside anything."""
+    return re.sub(r"\n{3,}(?=[ \t])", "\n\n", re.sub(r"\n{4,}", "\n\n\n", text))
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    package = Path(__file__).resolve().parent
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader([package / "templates", package.parent / "templates"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def view_of(layout: Layout) -> ModuleView:
+    return _Viewer(layout).view()
+
+
+def class_name(name: str) -> str:
+    """`glm_dsa` as `GlmDsa`."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+class _Printer:
+    """Expressions of a layout as Python, with the names that `from_config` has."""
+
+    def __init__(self, layout: Layout, used: set[str]) -> None:
+        self.layout = layout
+        self.used = used
+        self.steps = {step.name: step for step in layout.steps}
+        self.aliases = dict(layout.aliases)
+
+    def code(self, expr: Expr) -> Code:
+        match expr:
+            case Literal():
+                return value(expr.value)
+            case Name():
+                return self.name(expr.name)
+            case Unary(operator="-"):
+                return Negative(bracketed(self.code(expr.operand), UNARY))
+            case Unary():
+                return self.negated(expr.operand)
+            case Binary(operator=operator):
+                return chain(operator, self.code(expr.left), self.code(expr.right))
+            case Conditional():
+                then, test = (bracketed(self.code(part), 1) for part in (expr.then, expr.test))
+                return Ternary(then, test, self.code(expr.otherwise))
+            case Index():
+                sequence, index = self.code(expr.sequence), self.code(expr.index)
+                return Group(f"{flat(bracketed(sequence, ATOM))}[", (index,), "]")
+            case Call():
+                return self.call(expr)
+        raise InternalError(f"cannot print {type(expr).__name__}")
+
+    def name(self, name: str) -> Code:
+        if name == "layer":
+            return Raw("layer")
+        if name == "all":
+            return Raw("True")
+        if name in ("body", "draft"):
+            operator = "<" if name == "body" else ">="
+            return chain(operator, Raw("layer"), num_body(self))
+        step = self.steps.get(name)
+        if isinstance(step, SetLayout):
+            return chain("in", Raw("layer"), Raw(name))
+        if isinstance(step, LetLayout) and step.varies:
+            return Raw(f"{name}(layer)")
+        return Raw(name)
+
+    def negated(self, operand: Expr) -> Code:
+        if isinstance(operand, Unary) and operand.operator == "not":
+            return self.code(operand.operand)
+        code = self.code(operand)
+        opposite = {"in": "not in", "is not": "is", "==": "!=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+        if isinstance(code, Chain) and len(code.operators) == 1 and code.operators[0] in opposite:
+            return Chain((opposite[code.operators[0]],), code.operands)
+        return Not(bracketed(code, NOT))
+
+    def call(self, expr: Call) -> Code:
+        match expr.function:
+            case "has":
+                return chain("is not", self.code(expr.arguments[0]), Raw("None"))
+            case "sizeof":
+                return Attribute(self.page_of(expr), "page_bytes")
+        arguments = [self.code(part) for part in expr.arguments]
+        match expr.function:
+            case "exact":
+                self.used.add("divide")
+                a, b = expr.arguments
+                what = show(Binary(operator="/", left=a, right=b, span=expr.span))
+                return call("_divide", *arguments, Raw(quoted(what)))
+            case "cdiv":
+                quotient = chain("//", Negative(bracketed(arguments[0], UNARY)), arguments[1])
+                return Negative(Group("(", (quotient,)))
+            case "shard":
+                self.used.add("shard")
+                return call("_shard", *arguments)
+            case "lcm" | "gcd":
+                return call(f"math.{expr.function}", *arguments)
+        return call(expr.function, *arguments)
+
+    def page_of(self, expr: Call) -> Code:
+        """The page that `sizeof(format, slots)` measures."""
+        name, slots = expr.arguments
+        assert isinstance(name, Name)
+        if name.name in self.aliases:
+            return call(f"{name.name}_page_of", self.code(slots))
+        page = next(page for page in self.layout.pages if page.format == name.name and page.slots == Size.of("slots"))
+        return self.page_call(page, self.code(slots))
+
+    def page_call(self, page: Page, slots: Code) -> Code:
+        """A page for so many slots: its constant, or a call of its function with the load-time names it depends on."""
+        if page.is_constant:
+            return Raw(page_constant(self.layout, page))
+        return call(f"{page.format}_page", slots, *(self.name(name) for name in page_names(page)))
+
+
+def num_body(printer: _Printer) -> Code:
+    body = printer.layout.body
+    return printer.code(body) if isinstance(body, (Name, Literal)) else Raw("num_body_layers")
+
+
+def page_constant(layout: Layout, page: Page) -> str:
+    alike = [other for other in layout.pages if other.format == page.format and other.is_constant]
+    suffix = f"_{page.slots}" if len(alike) > 1 else ""
+    return f"{page.format.upper()}_PAGE{suffix}"
+
+
+class _Viewer:
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.used: set[str] = set()
+        self.printer = _Printer(layout, self.used)
+        self.spaces = {space.name: space for space in layout.spaces}
+        self.page_locals: dict[tuple[str, str], str] = {}
+        roots = [case.use for space in layout.spaces for case in space.cases if isinstance(case.use, RootSpace)]
+        self.has_requests = any(rate_is_not(root.per_request, 0) for root in roots)
+        self.has_fixed = any(rate_is_not(root.fixed, 0) for root in roots)
+        self.has_split = any(buffer.split is not None for buffer in layout.buffers)
+        self.has_align = any(buffer.align is not None for buffer in layout.buffers)
+        self.has_block = any(buffer.block is not None for buffer in layout.buffers)
+        self.has_host = any(buffer.memory == "host" for buffer in layout.buffers)
+        self.varying = any(buffer.varies for buffer in layout.buffers)
+        self.has_init = any(field.init for page in layout.pages for field in page.fields)
+
+    def view(self) -> ModuleView:
+        layout = self.layout
+        reads = tuple(self.reads())
+        lets = tuple(self.lets())
+        requires = tuple(self.requires())
+        steps = tuple(self.layer_steps())
+        layer_requires = tuple(self.layer_requires())
+        spaces = tuple(self.space_blocks())
+        aliases = tuple(self.alias_blocks())
+        page_choices = tuple(self.page_choices())
+        checks = tuple(self.buffer_checks())
+        buffers = tuple(self.buffer(buffer) for buffer in layout.buffers)
+        functions = tuple(self.page_functions())
+        if any(not field.bits.known for page in layout.pages for field in page.fields):
+            self.used.add("item_bytes")
+        draft = self.printer.code(layout.draft)
+        body = num_body(self.printer)
+        total = body if flat(draft) == "0" else chain("+", body, draft)
+        derived = any(not isinstance(source, Name) for item in layout.parameters for source in item.sources)
+        pieces = any(len(own) > 1 for page in layout.pages for field in page.fields for own in field.pieces)
+        constants = tuple(self.constant_pages())
+        return ModuleView(
+            name=layout.name,
+            class_name=class_name(layout.name),
+            file=header_file(layout.file),
+            doc=docstring(layout.doc),
+            byte_map=tuple(self.byte_map()),
+            imports=tuple(self.imports(reads, constants)),
+            fingerprint=layout.fingerprint,
+            constant_pages=constants,
+            page_functions=functions,
+            has_pieces=pieces,
+            page_identity=self.page_identity(),
+            num_slots=self.num_slots(),
+            requests_parameter=", requests: int = 0" if self.has_requests else "",
+            requests_argument=", requests" if self.has_requests else "",
+            layer_page_bytes="sum(page.page_bytes for page in self.pages)"
+            if self.varying
+            else "self.page.page_bytes * len(self.layers)",
+            pages_factor="self.space.page_size // self.page_slots * " if self.has_block else "",
+            pages_multiplier=" * (self.space.page_size // self.page_slots)" if self.has_block else "",
+            choices=tuple(self.choices()),
+            choice_docs=tuple(self.choice_docs()),
+            reads=reads,
+            lets=lets,
+            requires=requires,
+            num_layers=flat(total),
+            num_body=flat(body),
+            max_layers=f"{MAX_LAYERS:_}",
+            layer_steps=steps,
+            layer_requires=layer_requires,
+            spaces=spaces,
+            space_tuple=flat(numbers([Raw(f"{space.name}_space") for space in layout.spaces])),
+            aliases=aliases,
+            page_choices=page_choices,
+            buffer_checks=checks,
+            buffers=buffers,
+            buffer_fingerprint="_digest(*(page.fingerprint for page in self.buffer(buffer).pages))"
+            if self.varying
+            else "self.buffer(buffer).page.fingerprint",
+            device_buffers=self.device_buffers(),
+            host_bytes=self.host_bytes(),
+            source_annotation='"str | _Derived"' if derived else "str",
+            word_annotation=self.word_annotation(),
+            kinds=KindsView(
+                **{name: name in self.used for name in KindsView.__dataclass_fields__}  # type: ignore[arg-type]
+            ),
+            has_item_bytes="item_bytes" in self.used,
+            has_init=self.has_init,
+            has_split=self.has_split,
+            has_align=self.has_align,
+            has_block=self.has_block,
+            has_requests=self.has_requests,
+            has_fixed_slots=self.has_fixed,
+            has_derived_spaces=any(
+                isinstance(case.use, DerivedSpace) for space in layout.spaces for case in space.cases
+            ),
+            has_varying_pages=self.varying,
+            has_host=self.has_host,
+            has_floors=self.has_floors(),
+            has_layer_requires=bool(layer_requires),
+            has_derived_sources=derived,
+        )
+
+    # -- head
+
+    def imports(self, reads: tuple[str, ...], constants: tuple[ConstantPageView, ...]) -> Iterator[str]:
+        derived = any(isinstance(case.use, DerivedSpace) for space in self.layout.spaces for case in space.cases)
+        yield from ("import difflib", "import hashlib", "import json", "import math", "import os")
+        yield "from collections.abc import Callable, Iterable, Mapping"
+        yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"
+        yield "from fractions import Fraction"
+        yield "from typing import Any, NoReturn, Self"
+
+    def byte_map(self) -> Iterator[str]:
+        for position, page in enumerate(self.layout.pages):
+            if position:
+                yield ""
+            yield from page_lines(page)
+
+    def page_identity(self) -> str:
+        planes = ", self.planes, self.split" if self.has_split else ""
+        return f"self.slots, self.page_bytes, self.fields{planes}"
+
+    def num_slots(self) -> str:
+        """Slots of a space, from its own numbers."""
+        terms = ["self.slots_per_token * tokens"]
+        if self.has_requests:
+            terms.append("self.slots_per_request * requests")
+        if self.has_fixed:
+            terms.append("self.fixed_slots")
+        return " + ".join(terms)
+
+    # -- pages
+
+    def constant_pages(self) -> Iterator[ConstantPageView]:
+        for page in self.layout.pages:
+            if page.is_constant:
+                name = page_constant(self.layout, page)
+                text = statement(f"{name} = ", self.page_literal(page, Raw(str(page.slots))), 0)
+                yield ConstantPageView(origin=page.origin, assignment=text)
+
+    def page_literal(self, page: Page, slots: Code) -> Code:
+        fields = tuple(self.field_literal(page, field) for field in page.fields)
+        items = [
+            Keyword("format", Raw(quoted(page.format))),
+            Keyword("slots", slots),
+            Keyword("page_bytes", size_code(page.page_bytes)),
+            Keyword("fields", exploded(fields)),
+        ]
+        if self.has_split:
+            items.append(Keyword("planes", exploded(tuple(self.plane_literals(page)))))
+        return exploded(tuple(items), "Page(")
+
+    def plane_literals(self, page: Page) -> Iterator[Code]:
+        for plane in page.planes:
+            name = Raw(quoted(plane.fields[0].name))
+            yield call("Plane", name, size_code(in_bytes(plane.offset)), size_code(in_bytes(plane.nbits)))
+
+    def field_literal(self, page: Page, field: FieldLayout) -> Code:
+        dtype = Raw(quoted(field.dtype)) if field.dtype in DTYPES else Raw(field.dtype)
+        items: list[Code] = [Raw(quoted(field.name)), dtype]
+        shape = [tuple_or_one([size_code(piece.extent) for piece in pieces]) for pieces in field.pieces]
+        stride = [tuple_or_one([stride_code(piece.stride) for piece in pieces]) for pieces in field.pieces]
+        items += keywords(offset=size_code(in_bytes(field.offset)), shape=numbers(shape), stride=numbers(stride))
+        if field.quant is not None:
+            items.append(Keyword("rounding", Raw(quoted(rounding(field)))))
+        if field.init is not None:
+            items.append(Keyword("init", Raw(quoted(field.init))))
+        return call("Field", *items)
+
+    def page_functions(self) -> Iterator[PageFunctionView]:
+        done: set[str] = set()
+        for page in self.layout.pages:
+            if page.is_constant or page.format in done:
+                continue
+            done.add(page.format)
+            general = next(
+                (
+                    other
+                    for other in self.layout.pages
+                    if other.format == page.format and other.slots == Size.of("slots")
+                ),
+                page,
+            )
+            parameters = [f"{name}: {'str' if self.is_text(name) else 'int'}" for name in page_names(general)]
+            arguments = tuple(Raw(item) for item in ("slots: int", *parameters))
+            yield PageFunctionView(
+                name=f"{general.format}_page",
+                format=general.format,
+                origin=general.origin,
+                signature=statement("", Group(f"def {general.format}_page(", arguments, ") -> Page:"), 0),
+                locals=tuple(self.locals(general)),
+                checks=tuple(self.checks(general)),
+                result=" " * STEP + statement("return ", self.page_literal(general, Raw("slots")), STEP),
+            )
+
+    def locals(self, page: Page) -> Iterator[str]:
+        for local in page.locals:
+            code = size_code(local.at_least)
+            if local.align > 1:
+                self.used.add("aligned")
+                code = call("_aligned", code, Raw(str(local.align)))
+            yield statement(f"{local.name} = ", code, STEP)
+
+    def is_text(self, name: str) -> bool:
+        return any(item.name.text == name and item.kind == "text" for item in self.layout.parameters)
+
+    def checks(self, page: Page) -> Iterator[str]:
+        ones = [condition for condition in page.conditions if condition.divisor is None]
+        if ones:
+            self.used.add("at_least_one")
+            named = [Keyword(condition.what, Raw(condition.what)) for condition in ones]
+            yield statement("", call("_at_least_one", Raw(quoted(page.format)), *named), STEP)
+        for condition in page.conditions:
+            if condition.divisor is not None:
+                self.used.add("multiple")
+                what = Raw(quoted(f"{page.format}: {condition.what}"))
+                arguments = (what, size_code(condition.number), size_code(condition.divisor))
+                yield statement("", call("_multiple", *arguments), STEP)
+
+    # -- config and choices
+
+    def reads(self) -> Iterator[str]:
+        for item in self.layout.parameters:
+            bound = item.section == "choices" or item.name.text in self.layout.reached
+            target = f"{item.name} = " if bound and item.equals is None else ""
+            reader = call(
+                f"read.{'config' if item.section == 'config' else 'choice'}",
+                *self.sources(item),
+                Keyword("kind", self.kind(item)),
+                *([Keyword("default", value(item.default))] if item.has_default or item.optional else []),
+            )
+            yield statement(target, reader, IN_FROM_CONFIG)
+
+    def sources(self, item: Parameter) -> Iterator[Code]:
+        if item.section == "choices":
+            yield Raw(quoted(item.name.text))
+            return
+        for source in item.sources:
+            if isinstance(source, Name):
+                yield Raw(quoted(source.name))
+                continue
+            paths = sorted(names(source))
+            inner = {path: path.replace(".", "_") for path in paths}
+            function = Lambda(", ".join(inner.values()), self.derived(source, inner))
+            yield call("_Derived", Raw(quoted(show(source))), value(tuple(paths)), function)
+
+    def derived(self, expr: Expr, inner: dict[str, str]) -> Code:
+        """An expression over paths of a config; every path is an integer, every division exact."""
+        match expr:
+            case Name():
+                return Raw(inner[expr.name])
+            case Binary(operator="/"):
+                self.used.add("divide")
+                a, b = self.derived(expr.left, inner), self.derived(expr.right, inner)
+                return call("_divide", a, b, Raw(quoted(show(expr))))
+            case Binary():
+                return chain(expr.operator, self.derived(expr.left, inner), self.derived(expr.right, inner))
+            case Unary(operator="-"):
+                return Negative(bracketed(self.derived(expr.operand, inner), UNARY))
+            case Call(function="min" | "max" | "lcm" | "gcd"):
+                head = expr.function if expr.function in ("min", "max") else f"math.{expr.function}"
+                return call(head, *(self.derived(part, inner) for part in expr.arguments))
+            case Literal():
+                return value(expr.value)
+        raise InternalError(f"cannot print {show(expr)} over a config")
+
+    def kind(self, item: Parameter) -> Code:
+        """The reader of a parameter's values."""
+        if item.equals is not None:
+            self.used.add("exactly")
+            return call("_exactly", value(item.equals))
+        if item.kind == "list":
+            self.used.add("list_of")
+            return call("_list_of", self.element(item))
+        return self.element(item)
+
+    def element(self, item: Parameter) -> Code:
+        if item.values is not None:
+            pairs = item.values
+            if any(raw != named for raw, named in pairs):
+                self.used.add("renamed")
+                rows = ", ".join(f"{flat(value(raw))}: {flat(value(named))}" for raw, named in pairs)
+                return call("_renamed", Group("{", (Raw(rows),), "}"))
+            return call("_one_of", *(value(named) for _, named in pairs))
+        match item.kind:
+            case "int" | "list":
+                limits = {"minimum": item.minimum, "maximum": item.maximum}
+                return call(
+                    "_integer", *keywords(**{key: value(limit) for key, limit in limits.items() if limit is not None})
+                )
+            case "ratio":
+                self.used.add("ratio")
+                limits = {"minimum": item.minimum, "maximum": item.maximum}
+                return call(
+                    "_ratio",
+                    *keywords(**{key: value(Fraction(limit)) for key, limit in limits.items() if limit is not None}),
+                )
+            case "bool":
+                self.used.add("boolean")
+                return Raw("_boolean")
+            case "text" if item.letters is not None:
+                self.used.add("letters")
+                return call("_letters", Raw(quoted(item.letters)))
+        self.used.add("text")
+        return Raw("_text")
+
+    def choices(self) -> Iterator[ChoiceView]:
+        for item in self.layout.parameters:
+            if item.section == "choices":
+                yield ChoiceView(name=item.name.text, annotation=_annotation(item))
+
+    def choice_docs(self) -> Iterator[str]:
+        for item in self.layout.parameters:
+            if item.section == "choices":
+                yield f"{item.name}: {_domain(item)}; default {_plain(item.default)}."
+        yield "role: target (the body, default), draft, or both."
+        yield "start_layer, end_layer: the pipeline stage in global ids, end exclusive; the default is every layer."
+
+    def word_annotation(self) -> str:
+        values = [named for item in self.layout.parameters for _, named in item.values or ()]
+        return "str | int" if any(type(named) is int for named in values) else "str"
+
+    # -- lets, requires and layers
+
+    def lets(self) -> Iterator[str]:
+        for step in self.layout.steps:
+            if isinstance(step, LetLayout) and not step.varies:
+                yield statement(f"{step.name} = ", self.printer.code(step.value), IN_FROM_CONFIG)
+        if not isinstance(self.layout.body, (Name, Literal)):
+            yield statement("num_body_layers = ", self.printer.code(self.layout.body), IN_FROM_CONFIG)
+
+    def requires(self) -> Iterator[str]:
+        for item in self.layout.requires:
+            if not item.varies:
+                yield statement(
+                    "", call("read.require", self.printer.code(item.that), Raw(quoted(item.message))), IN_FROM_CONFIG
+                )
+
+    def layer_requires(self) -> Iterator[str]:
+        for item in self.layout.requires:
+            if item.varies:
+                broken = Each("{", Raw("layer"), "for layer in layers", self.printer.negated(item.that), "}")
+                yield statement("", call("read.refuse", broken, Raw(quoted(item.message))), IN_FROM_CONFIG)
+
+    def layer_steps(self) -> Iterator[StepView]:
+        annotations = dict(self.layout.annotations)
+        for step in self.layout.steps:
+            if isinstance(step, LetLayout) and step.varies:
+                result = statement("return ", self.printer.code(step.value), IN_FROM_CONFIG + STEP)
+                yield StepView(is_function=True, name=step.name, annotation=annotations[step.name], result=result)
+            elif isinstance(step, SetLayout):
+                yield self.set_step(step)
+
+    def layer_set(self, rule: Expr) -> Code:
+        code = self.printer.code(rule)
+        if flat(code) == "True":
+            return call("set", Raw("layers"))
+        if flat(code) == "False":
+            return call("set")
+        return Each("{", Raw("layer"), "for layer in layers", code, "}")
+
+    def set_step(self, step: SetLayout) -> StepView:
+        if len(step.cases) == 1 and step.cases[0].when is None:
+            text = statement(f"{step.name} = ", self.layer_set(step.cases[0].use), IN_FROM_CONFIG)
+            return StepView(is_set=True, name=step.name, assignment=text)
+        self.used.add("agreed")
+        rules = []
+        for case in step.cases:
+            head = Raw("not rules") if case.when is None else self.printer.code(case.when)
+            guarded = flat(head) != "True"
+            label = "otherwise" if case.when is None else show(case.when)
+            indent = IN_FROM_CONFIG + STEP * guarded
+            rules.append(
+                RuleView(
+                    head=statement("if ", head, IN_FROM_CONFIG, ":"),
+                    assignment=statement(f"rules[{quoted(label)}] = ", self.layer_set(case.use), indent),
+                    is_guarded=guarded,
+                )
+            )
+        text = f"{step.name} = _agreed({quoted(step.name)}, rules, {flat(num_body(self.printer))})"
+        return StepView(is_rules=True, name=step.name, rules=tuple(rules), assignment=text)
+
+    # -- spaces
+
+    def space_blocks(self) -> Iterator[BlockView]:
+        done: set[str] = set()
+
+        def visit(space: SpaceLayout) -> Iterator[BlockView]:
+            if space.name in done:
+                return
+            done.add(space.name)
+            for case in space.cases:
+                parent = case.use.parent
+                if isinstance(case.use, DerivedSpace) and parent is not None:
+                    yield from visit(self.spaces[parent])
+            yield BlockView(text=self.branches(f"{space.name}_space", space.cases, self.space_code(space)))
+
+        for space in self.layout.spaces:
+            yield from visit(space)
+
+    def space_code(self, space: SpaceLayout):  # type: ignore[no-untyped-def]
+        def code(form: RootSpace | DerivedSpace) -> Code:
+            if isinstance(form, RootSpace):
+                items = [Keyword("page_size", self.printer.code(form.page))]
+                items.append(Keyword("slots_per_token", self.rate(form.per_token)))
+                if rate_is_not(form.per_request, 0):
+                    items.append(Keyword("slots_per_request", self.rate(form.per_request)))
+                if rate_is_not(form.fixed, 0):
+                    items.append(Keyword("fixed_slots", self.rate(form.fixed)))
+                reserve = self.printer.code(form.reserve)
+                if flat(reserve) != "1":
+                    items.append(Keyword("reserved_pages", reserve))
+                return call("Space", Raw(quoted(space.name)), *items)
+            return call(f"{form.parent}_space.paged", Raw(quoted(space.name)), self.derived_page(space, form))
+
+        return code
+
+    def derived_page(self, space: SpaceLayout, form: DerivedSpace) -> Code:
+        parent = Raw(f"{form.parent}_space.page_size")
+        if form.operator is None:
+            return parent
+        assert form.divisor is not None
+        divisor = self.printer.code(form.divisor)
+        self.used.add("divide")
+        quotient = call("_divide", parent, divisor, Raw(quoted(f"slots of a page of {space.name}")))
+        if form.operator == "//":
+            return quotient
+        return chain("//", parent, bracketed(quotient, UNARY))
+
+    def rate(self, rate: Rate) -> Code:
+        known = rate.known
+        if known is not None:
+            return value(int(known) if known.denominator == 1 else known)
+        numerator = self.printer.code(rate.numerator)
+        if isinstance(rate.denominator, Literal) and rate.denominator.value == 1:
+            return numerator if self.whole_rate(rate) else call("_whole", numerator)
+        return call("_whole", call("Fraction", numerator, self.printer.code(rate.denominator)))
+
+    def has_floors(self) -> bool:
+        """Whether some space may round its slots down to whole pages, so that bytes are not affine in granules."""
+        for space in self.layout.spaces:
+            for case in space.cases:
+                if isinstance(case.use, RootSpace) and not self.whole_rate(case.use.per_token):
+                    return True
+                if isinstance(case.use, RootSpace) and rate_is_not(case.use.fixed, 0):
+                    return True
+        return False
+
+    def whole_rate(self, rate: Rate) -> bool:
+        if rate.known is not None:
+            return rate.known.denominator == 1
+        if not (isinstance(rate.denominator, Literal) and rate.denominator.value == 1):
+            return False
+        ratios = {item.name.text for item in self.layout.parameters if item.kind == "ratio"}
+        reached = set(names(rate.numerator))
+        for step in reversed(self.layout.steps):
+            if step.name in reached and isinstance(step, LetLayout):
+                reached |= names(step.value)
+        return not reached & ratios
+
+    # -- buffers
+
+    def branches(self, target: str, cases: tuple[Case, ...], code) -> str:  # type: ignore[no-untyped-def]
+        """`target = …` or an if chain over the cases, at the margin of from_config."""
+        margin = " " * IN_FROM_CONFIG
+        if len(cases) == 1 and cases[0].when is None:
+            return margin + statement(f"{target} = ", code(cases[0].use), IN_FROM_CONFIG)
+        lines = []
+        for position, case in enumerate(cases):
+            if case.when is None:
+                lines.append(f"{margin}else:")
+            else:
+                word = "elif" if position else "if"
+                lines.append(margin + statement(f"{word} ", self.printer.code(case.when), IN_FROM_CONFIG, ":"))
+            inner = statement(f"{target} = ", code(case.use), IN_FROM_CONFIG + STEP)
+            lines.append(f"{margin}{' ' * STEP}{inner}")
+        if cases[-1].when is not None:
+            self.used.add("no_case")
+            lines.append(f"{margin}else:")
+            message = quoted(f"no case of {target} holds for these choices")
+            lines.append(f"{margin}{' ' * STEP}raise LayoutError({message})")
+        return "\n".join(lines)
+
+    def returns(self, cases: tuple[Case, ...], code, indent: int) -> str:  # type: ignore[no-untyped-def]
+        """The same as a body of `return`s."""
+        margin = " " * indent
+        lines = []
+        for case in cases:
+            if case.when is None:
+                lines.append(margin + statement("return ", code(case.use), indent))
+                break
+            lines.append(margin + statement("if ", self.printer.code(case.when), indent, ":"))
+            lines.append(f"{margin}{' ' * STEP}{statement('return ', code(case.use), indent + STEP)}")
+        else:
+            lines.append(f'{margin}raise LayoutError("no case holds for these choices")')
+        return "\n".join(lines)
+
+    def alias_blocks(self) -> Iterator[BlockView]:
+        """Functions for the formats with cases that `sizeof` asks for. They stand before the lets that use them."""
+        for name, cases in self.layout.aliases:
+
+            def code(format: str) -> Code:
+                page = next(
+                    page for page in self.layout.pages if page.format == format and page.slots == Size.of("slots")
+                )
+                return self.printer.page_call(page, Raw("slots"))
+
+            body = self.returns(cases, code, IN_FROM_CONFIG + STEP)
+            yield BlockView(text=f"\n{' ' * IN_FROM_CONFIG}def {name}_page_of(slots: int) -> Page:\n{body}\n")
+
+    def page_slots(self, buffer: BufferLayout) -> Code:
+        slots = buffer.pages[0].use.slots.known
+        if slots is not None:
+            return Raw(str(slots))
+        if buffer.block is not None:
+            return self.printer.code(buffer.block)
+        return Raw(f"{buffer.space}_space.page_size")
+
+    def page_choices(self) -> Iterator[BlockView]:
+        """A local for every page that buffers share, chosen by the cases of its format."""
+        taken: set[str] = set()
+        for buffer in self.layout.buffers:
+            slots = self.page_slots(buffer)
+            key = (buffer.choice, flat(slots))
+            if key in self.page_locals or (len(buffer.pages) == 1 and buffer.pages[0].use.is_constant):
+                continue
+            local = f"{buffer.choice}_page" if len(buffer.pages) > 1 else f"page_of_{buffer.name}"
+            if local in taken:
+                local = f"page_of_{buffer.name}"
+            taken.add(local)
+            self.page_locals[key] = local
+
+            def code(page: Page, slots: Code = slots) -> Code:
+                return self.printer.page_call(page, slots)
+
+            if buffer.varies:
+                margin = " " * IN_FROM_CONFIG
+                body = self.returns(buffer.pages, code, IN_FROM_CONFIG + STEP)
+                yield BlockView(text=f"\n{margin}def {local}(layer: int) -> Page:\n{body}\n")
+            else:
+                yield BlockView(text=self.branches(local, buffer.pages, code))
+
+    def buffer_checks(self) -> Iterator[str]:
+        for buffer in self.layout.buffers:
+            if buffer.block is not None:
+                self.used.add("multiple")
+                what = Raw(quoted(f"page of {buffer.space}"))
+                slots = Raw(f"{buffer.space}_space.page_size")
+                yield statement("", call("_multiple", what, slots, self.page_slots(buffer)), IN_FROM_CONFIG)
+
+    def buffer(self, buffer: BufferLayout) -> str:
+        indent = 2 * IN_FROM_CONFIG
+        items: list[Code] = [Raw(quoted(buffer.name)), Raw(f"{buffer.space}_space"), self.owners(buffer)]
+        key = (buffer.choice, flat(self.page_slots(buffer)))
+        local = self.page_locals.get(key)
+        if self.varying:
+            own = Raw(f"{local}(layer)") if buffer.varies else self.page_code(buffer, local)
+            condition = self.layer_condition(buffer)
+            items.append(Each("tuple(", self.adjusted(buffer, own), "for layer in held", condition, ")"))
+        else:
+            items.append(self.adjusted(buffer, self.page_code(buffer, local)))
+        if self.has_block:
+            items.append(Keyword("page_slots", self.page_slots(buffer)))
+        if buffer.memory == "host":
+            items.append(Keyword("memory", Raw('"host"')))
+        return statement("", call("Buffer", *items), indent, ",")
+
+    def page_code(self, buffer: BufferLayout, local: str | None) -> Code:
+        return Raw(local) if local is not None else Raw(page_constant(self.layout, buffer.pages[0].use))
+
+    def adjusted(self, buffer: BufferLayout, page: Code) -> Code:
+        """The page in tensors of its planes, or moved to a wider stride."""
+        if buffer.split is not None:
+            page = Group(f"{flat(page)}.divided(", (self.printer.code(buffer.split),))
+        if buffer.align is not None:
+            page = Group(f"{flat(page)}.aligned(", (self.printer.code(buffer.align),))
+        return page
+
+    def layer_condition(self, buffer: BufferLayout) -> Code | None:
+        code = self.printer.code(buffer.layers)
+        return None if flat(code) == "True" else code
+
+    def owners(self, buffer: BufferLayout) -> Code:
+        condition = self.layer_condition(buffer)
+        if condition is None:
+            return call("tuple", Raw("held"))
+        if flat(condition) == "False":
+            return Raw("()")
+        return Each("tuple(", Raw("layer"), "for layer in held", condition, ")")
+
+    def device_buffers(self) -> str:
+        if not self.has_host:
+            return "layout.buffers"
+        return "layout.device_buffers"
+
+    def host_bytes(self) -> str:
+        if not self.has_host:
+            return "0"
+        argument = ", requests" if self.has_requests else ""
+        return f'sum(buffer.num_bytes(tokens{argument}) for buffer in layout.buffers if buffer.memory == "host")'
+
+
+def header_file(name: str) -> str:
+    """A file name that is safe in a comment."""
+    return "".join(letter if letter.isprintable() and letter.isascii() else "_" for letter in name)
+
+
+def docstring(text: str) -> str:
+    """Text that is safe inside a docstring, with a full stop."""
+    safe = text.replace("\\", "\\\\").replace('"', '\\"')
+    return safe if safe.endswith((".", "!", "?")) else f"{safe}."
+
+
+def rate_is_not(rate: Rate, number: int) -> bool:
+    return rate.known is None or rate.known != number
+
+
+def in_bytes(bits: Size) -> Size:
+    return bits.divided_by(BYTE)
+
+
+def size_code(size: Size) -> Code:
+    products = tuple(Raw(product) for product in size.products)
+    if len(products) > 1:
+        return Chain(("+",) * (len(products) - 1), products)
+    return products[0] if products else Raw("0")
+
+
+def stride_code(bits: Size) -> Code:
+    """Bytes from one element to the next; half a byte for e2m1."""
+    if bits.divisible_by(BYTE):
+        return size_code(in_bytes(bits))
+    return value(Fraction(bits.known or 0, BYTE))
+
+
+def tuple_or_one(items: list[Code]) -> Code:
+    return items[0] if len(items) == 1 else Group("(", tuple(items))
+
+
+def exploded(items: tuple[Code, ...], head: str = "(") -> Code:
+    """A bracket with one item on each line; a tuple of one item only where it has to be."""
+    return Group(head, items, lone_comma=head == "(", broken=len(items) > 1 or head != "(")
+
+
+def rounding(field: FieldLayout) -> str:
+    quant = field.quant
+    assert quant is not None
+    if quant.scale == "none":
+        return "saturating cast"
+    parts = [f"scale {quant.scale}", quant.rounding, quant.code]
+    if quant.outer:
+        parts.append("outer given")
+    if quant.floor != "0":
+        parts.append(f"floor {quant.floor}")
+    return ", ".join(parts)
+
+
+def _annotation(item: Parameter) -> str:
+    if item.kind == "text":
+        return "str"
+    return {"int": "int", "ratio": "Fraction", "bool": "bool"}.get(item.kind, "tuple")
+
+
+def _domain(item: Parameter) -> str:
+    if item.values is not None:
+        return ", ".join(str(raw) for raw, _ in item.values)
+    match item.kind:
+        case "int":
+            low = 0 if item.minimum is None else item.minimum
+            high = PARAMETER_MAX if item.maximum is None else item.maximum
+            return f"an integer of at least {low}" if item.maximum is None else f"an integer from {low} to {high}"
+        case "ratio":
+            return "an exact number such as 1/2"
+        case "bool":
+            return "True or False"
+    return "a text"
+
+
+def _plain(default: object) -> str:
+    return str(default)
+
+
+def describe(condition: Condition) -> str:
+    """A load-time condition in words."""
+    if condition.divisor is None:
+        return f"{condition.number} >= 1"
+    return f"{condition.number} % {condition.divisor} == 0"

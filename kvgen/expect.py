@@ -1,0 +1,447 @@
+"""Expectations: the numbers an author worked out, proved against the very text that servers run.
+
+A layout's expectations call `from_config` of the emitted module; a fragment's ask for the pages of its formats.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Callable, Iterator
+from collections.abc import Mapping as MappingType
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations
+from math import prod
+from types import ModuleType
+from typing import Any
+
+from kvgen.cases import truth
+from kvgen.expr import Name
+from kvgen.page import resolve_page
+from kvgen.problems import Label, Problem, Span
+from kvgen.scope import DTYPES, Scope, scope_of, suggest
+from kvgen.size import Size
+from kvgen.source import Entry, Mapping, Node, plain
+from kvgen.spec import Expectation, Format, Parameter, Spec, is_plain_path
+
+CODES = {
+    "KV301": "an expectation that does not hold",
+    "KV302": "an expectation that cannot be read",
+    "KV303": "an expectation of an error that does not come",
+    "KV304": "a config or choice of an expectation that is refused",
+}
+
+BUILT_IN = ("role", "start_layer", "end_layer")
+
+
+class _Unreadable(Exception):
+    """An expectation that cannot be judged; the problem is in the list already."""
+
+
+def prove(spec: Spec, module: ModuleType | None, read: Callable[[str], bytes]) -> list[Problem]:
+    """Every expectation of the spec that does not hold. `module` is the emitted one; None for a fragment."""
+    problems: list[Problem] = []
+    for expectation in spec.expectations:
+        try:
+            if module is None:
+                _Fragment(spec, expectation, problems).prove()
+            else:
+                _Layout(spec, expectation, problems, module, read).prove()
+        except _Unreadable:
+            pass
+    return problems
+
+
+class _Proof:
+    """One expectation."""
+
+    def __init__(self, spec: Spec, expectation: Expectation, problems: list[Problem]) -> None:
+        self.spec, self.expectation, self.problems = spec, expectation, problems
+        self.parameters = {item.name.text: item for item in spec.parameters}
+        self.claims = {str(entry.key.value): entry for entry in expectation.claims}
+
+    def report(self, code: str, message: str, span: Span, help: str | None = None, notes: tuple[str, ...] = ()) -> None:
+        self.problems.append(Problem(code, message, Label(span), help=help, notes=notes, path=self.expectation.path))
+
+    def unreadable(self, message: str, span: Span, help: str | None = None) -> _Unreadable:
+        self.report("KV302", message, span, help)
+        return _Unreadable()
+
+    def equal(self, what: str, entry_span: Span, found: object, wanted: object, notes: tuple[str, ...] = ()) -> None:
+        if found != wanted:
+            message = f"{what} is {_written(found)}, expected {_written(wanted)}"
+            self.report("KV301", message, entry_span, notes=notes)
+
+    def given(self) -> Iterator[tuple[Parameter | None, str, Any, Entry]]:
+        """(parameter or None for a built-in name, name, value, entry) of everything under `given`."""
+        for entry in self.expectation.given:
+            name = str(entry.key.value)
+            parameter = self.parameters.get(name)
+            built_in = name in BUILT_IN and self.spec.kind == "layout"
+            if parameter is None and not built_in:
+                known = {*self.parameters, *(BUILT_IN if self.spec.kind == "layout" else ())}
+                raise self.unreadable(f"unknown parameter `{name}`", entry.key.span, suggest(name, known))
+            yield parameter, name, _exact(plain(entry.value), parameter), entry
+
+
+class _Layout(_Proof):
+    """An expectation of a layout, with the emitted module."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        expectation: Expectation,
+        problems: list[Problem],
+        module: ModuleType,
+        read: Callable[[str], bytes],
+    ) -> None:
+        super().__init__(spec, expectation, problems)
+        self.module, self.read = module, read
+
+    def prove(self) -> None:
+        wanted = self.claims.get("error")
+        config, choices = self.inputs()
+        try:
+            self.layout = self.module.Layout.from_config(config, **choices)
+        except self.module.LayoutError as error:
+            if wanted is None:
+                message = "the config or a choice is refused"
+                self.report("KV304", message, self.expectation.span, notes=tuple(error.problems))
+            elif str(plain(wanted.value)) not in str(error):
+                self.report("KV303", "the error says something else", wanted.value.span, notes=tuple(error.problems))
+            return
+        if wanted is not None:
+            self.report("KV303", "no error comes", wanted.value.span)
+            return
+        for name, entry in self.claims.items():
+            if name in ("layer", "slot", "index", "byte"):
+                continue
+            getattr(self, f"claim_{name}", self.unsupported)(entry)
+
+    def inputs(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The config and the keyword choices."""
+        config = self.config_file()
+        target = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+        choices: dict[str, Any] = {}
+        for parameter, name, value, entry in self.given():
+            if parameter is None or parameter.section == "choices":
+                choices[name] = value
+                continue
+            path = next((source.name for source in parameter.sources if isinstance(source, Name)), None)
+            if path is None:
+                raise self.unreadable(f"`{name}` has no field of its own in a config", entry.key.span)
+            _put(target, path, _as_raw(parameter, value))
+        if self.expectation.config is None:
+            for parameter in self.spec.parameters:
+                source = parameter.sources[0] if parameter.sources else None
+                if parameter.equals is not None and isinstance(source, Name) and _get(config, source.name) is None:
+                    _put(config, source.name, parameter.equals)
+        return config, choices
+
+    def config_file(self) -> dict[str, Any]:
+        scalar = self.expectation.config
+        if scalar is None:
+            return {}
+        name = str(scalar.value)
+        if not is_plain_path(name):
+            raise self.unreadable(
+                f"`{name}` is not a plain path", scalar.span, "name a .json file beside or below the spec"
+            )
+        try:
+            found = json.loads(self.read(posixpath.join(posixpath.dirname(self.spec.file), name)))
+        except OSError as error:
+            reason = (error.strerror or "unknown error").lower()
+            raise self.unreadable(f"cannot read `{name}`: {reason}", scalar.span) from None
+        except (ValueError, RecursionError):
+            raise self.unreadable(f"`{name}` is no JSON", scalar.span) from None
+        if not isinstance(found, dict):
+            raise self.unreadable(f"`{name}` holds no object", scalar.span)
+        return found
+
+    # -- claims
+
+    def unsupported(self, entry: Entry) -> None:
+        self.report("KV302", f"`{entry.key.value}` is not supported yet", entry.key.span)
+
+    def claim_bytes_per_token(self, entry: Entry) -> None:
+        found = self.module.cell_size(self.layout)
+        wanted = _number(entry.value)
+        notes = self.shares("device", found, wanted) if found != wanted else ()
+        self.equal("bytes_per_token", entry.value.span, found, wanted, notes)
+
+    def claim_host_bytes_per_token(self, entry: Entry) -> None:
+        found = sum((Fraction(item.bytes_per_token) for item in self.buffers("host")), Fraction(0))
+        wanted = _number(entry.value)
+        notes = self.shares("host", found, wanted) if found != wanted else ()
+        self.equal("host_bytes_per_token", entry.value.span, found, wanted, notes)
+
+    def claim_request_bytes(self, entry: Entry) -> None:
+        found = sum(
+            Fraction(item.layer_page_bytes * getattr(item.space, "slots_per_request", 0), item.space.page_size)
+            for item in self.buffers("device")
+        )
+        self.equal("request_bytes", entry.value.span, found, _number(entry.value))
+
+    def claim_page_total(self, entry: Entry) -> None:
+        found = sum(item.layer_page_bytes for item in self.layout.buffers)
+        self.equal("page_total", entry.value.span, found, _number(entry.value))
+
+    def claim_total_bytes(self, entry: Entry) -> None:
+        assert isinstance(entry.value, Mapping)
+        wanted = entry.value.get("is")
+        tokens, requests = (
+            plain(entry.value.get(key)) or 0 if entry.value.get(key) else 0 for key in ("tokens", "requests")
+        )
+        try:
+            found = self.module.bytes_for(self.layout, tokens, requests)
+        except ValueError as error:
+            raise self.unreadable(str(error), entry.value.span) from None
+        assert wanted is not None
+        self.equal("total_bytes", wanted.span, found, _number(wanted), self.buffer_totals(tokens, requests))
+
+    def claim_page_bytes(self, entry: Entry) -> None:
+        for buffer, item in self.each_buffer(entry):
+            for page in self.pages(buffer):
+                notes = (_fields_note(page),)
+                self.equal(
+                    f"page_bytes of `{buffer.name}`", item.value.span, page.page_bytes, _number(item.value), notes
+                )
+
+    def claim_slot_bytes(self, entry: Entry) -> None:
+        for buffer, item in self.each_buffer(entry):
+            for page in self.pages(buffer):
+                notes = (_fields_note(page),)
+                self.equal(
+                    f"slot_bytes of `{buffer.name}`", item.value.span, page.slot_bytes, _number(item.value), notes
+                )
+
+    def claim_slots(self, entry: Entry) -> None:
+        assert isinstance(entry.value, Mapping)
+        tokens = plain(entry.value.get("tokens")) if entry.value.get("tokens") else 0
+        requests = plain(entry.value.get("requests")) if entry.value.get("requests") else 0
+        for buffer, item in self.each_buffer(entry, skip=("tokens", "requests")):
+            try:
+                found = self.module.slots(self.layout, buffer.space.name, tokens, requests)
+            except ValueError as error:
+                raise self.unreadable(str(error), entry.value.span) from None
+            self.equal(f"slots of `{buffer.name}`", item.value.span, found, _number(item.value))
+
+    def claim_owners(self, entry: Entry) -> None:
+        for buffer, item in self.each_buffer(entry):
+            wanted = plain(item.value)
+            if isinstance(wanted, list):
+                self.equal(f"owners of `{buffer.name}`", item.value.span, list(buffer.layers), wanted)
+            else:
+                self.equal(f"number of owners of `{buffer.name}`", item.value.span, len(buffer.layers), wanted)
+
+    def claim_at(self, entry: Entry) -> None:
+        name, _, field_name = str(plain(entry.value)).partition(".")
+        buffer = self.find(name, self.layout.buffers, "buffer", entry.value.span)
+        claims = {key: plain(item.value) for key, item in self.claims.items()}
+        layer = claims.get("layer", buffer.layers[0] if buffer.layers else None)
+        if layer not in buffer.layers:
+            raise self.unreadable(f"layer {layer} does not own `{name}`", entry.value.span)
+        pages = self.pages(buffer)
+        page = pages[buffer.layers.index(layer)] if len(pages) > 1 else pages[0]
+        field = self.find(field_name, page.fields, "field", entry.value.span)
+        index = claims.get("index") or [0] * (len(field.shape) - 1)
+        if len(index) != len(field.shape) - 1 or "slot" not in claims or "byte" not in claims:
+            raise self.unreadable(
+                f"`{name}.{field_name}` needs `slot`, `byte` and {len(field.shape) - 1} numbers of `index`",
+                entry.value.span,
+            )
+        number, slot = divmod(claims["slot"], page.slots)
+        for position, extent in zip((slot, *index), field.shape, strict=True):
+            whole = prod(extent) if isinstance(extent, tuple) else extent
+            if not 0 <= position < whole:
+                raise self.unreadable(f"index {position} is outside 0..{whole - 1}", entry.value.span)
+        found = number * _stride(page, field) + _offset(page, field) + _element(field, (slot, *index))
+        self.equal(f"byte of `{name}.{field_name}`", self.claims["byte"].value.span, found, claims["byte"])
+
+    # -- what the module knows
+
+    def buffers(self, memory: str) -> list[Any]:
+        return [item for item in self.layout.buffers if getattr(item, "memory", "device") == memory]
+
+    @staticmethod
+    def pages(buffer: Any) -> tuple[Any, ...]:
+        return buffer.pages if hasattr(buffer, "pages") else (buffer.page,)
+
+    def each_buffer(self, entry: Entry, skip: tuple[str, ...] = ()) -> Iterator[tuple[Any, Entry]]:
+        assert isinstance(entry.value, Mapping)
+        for item in entry.value.entries:
+            if item.key.value not in skip:
+                yield self.find(str(item.key.value), self.layout.buffers, "buffer", item.key.span), item
+
+    def find(self, name: str, items: tuple[Any, ...], what: str, span: Span) -> Any:
+        found = next((item for item in items if item.name == name), None)
+        if found is None:
+            raise self.unreadable(f"unknown {what} `{name}`", span, suggest(name, [item.name for item in items]))
+        return found
+
+    def shares(self, memory: str, found: Fraction | int, wanted: Fraction | int) -> tuple[str, ...]:
+        """What each buffer costs, and which fields make up the difference, where some do."""
+        notes = []
+        shares: dict[str, Fraction] = {}
+        for buffer in self.buffers(memory):
+            if not buffer.layers:
+                continue
+            count = len(buffer.layers)
+            slots = Fraction(buffer.space.slots_per_token)
+            per = "" if slots == 1 else f" x {slots} slots per token"
+            layers = f"{count} layer{'' if count == 1 else 's'}"
+            page = self.pages(buffer)[0]
+            notes.append(f"`{buffer.name}`: {_written(buffer.bytes_per_token)} = {layers} x {_fields_note(page)}{per}")
+            for page in self.pages(buffer):
+                for field in page.fields:
+                    times = 1 if len(self.pages(buffer)) > 1 else count
+                    share = Fraction(_field_bytes(field)) * times * slots
+                    shares[f"`{buffer.name}.{field.name}`"] = (
+                        shares.get(f"`{buffer.name}.{field.name}`", Fraction(0)) + share
+                    )
+        difference = abs(Fraction(found) - Fraction(wanted))
+        for size in (1, 2, 3):
+            for chosen in combinations(sorted(shares), size):
+                if sum(shares[name] for name in chosen) == difference:
+                    return (*notes, f"the difference of {_written(difference)} is {' and '.join(chosen)}")
+        return (*notes, f"the difference is {_written(difference)}")
+
+    def buffer_totals(self, tokens: int, requests: int) -> tuple[str, ...]:
+        counts = (tokens, requests) if hasattr(self.layout.spaces[0], "slots_per_request") else (tokens,)
+        return tuple(
+            f"`{item.name}`: {item.num_bytes(*counts)} = {len(item.layers)} layers x {item.num_pages(*counts)} pages"
+            for item in self.buffers("device")
+            if item.layers
+        )
+
+
+class _Fragment(_Proof):
+    """An expectation of a fragment: the bytes of a page of one of its formats."""
+
+    def prove(self) -> None:
+        for key in ("format", "slots", "bytes"):
+            if key not in self.claims:
+                raise self.unreadable(
+                    f"`{key}` is missing", self.expectation.span, "a fragment expects `format`, `slots` and `bytes`"
+                )
+        values = {name: value for _, name, value, _ in self.given()}
+        fixed = tuple(replace(item, equals=values.get(item.name.text, item.equals)) for item in self.spec.parameters)
+        scope, _ = scope_of(replace(self.spec, parameters=fixed))
+        entry = self.claims["format"]
+        format = self.resolve(scope, str(plain(entry.value)), entry.value.span)
+        found: list[Problem] = []
+        page = resolve_page(scope, format, Size.of(int(plain(self.claims["slots"].value))), found)  # type: ignore[call-overload]
+        if page is None:
+            note = found[0].message if found else "no page"
+            self.report("KV304", f"`{format.name}` has no page for these values", self.expectation.span, notes=(note,))
+            return
+        wanted = self.claims["bytes"].value
+        if page.page_bytes.known is None:
+            names = ", ".join(f"`{name}`" for name in page.page_bytes.names)
+            raise self.unreadable(f"the bytes depend on {names}", wanted.span, "add the names to `given`")
+        notes = tuple(f"`{field.name}`: {field.nbits} bits of {field.dtype} in a record" for field in page.fields)
+        self.equal(f"bytes of `{format.name}`", wanted.span, page.page_bytes.known, _number(wanted), notes)
+
+    def resolve(self, scope: Scope, name: str, span: Span) -> Format:
+        formats = {item.name.text: item for item in self.spec.formats}
+        if name not in formats:
+            raise self.unreadable(f"unknown format `{name}`", span, suggest(name, formats))
+        format = formats[name]
+        if not format.cases:
+            return format
+        for case in format.cases:
+            state = True if case.when is None else truth(scope, case.when, {})
+            if state is None:
+                raise self.unreadable(f"`given` does not decide a case of `{name}`", span)
+            if state:
+                return self.resolve(scope, case.use.text, span)
+        raise self.unreadable(f"no case of `{name}` holds", span)
+
+
+# -- small things
+
+
+def _exact(value: object, parameter: Parameter | None) -> object:
+    """A given value as the reader takes it: lists stay lists, a ratio in a text is exact."""
+    if parameter is not None and parameter.kind == "ratio" and isinstance(value, str):
+        try:
+            return Fraction(value)
+        except (ValueError, ZeroDivisionError):
+            return value
+    return value
+
+
+def _as_raw(parameter: Parameter, value: Any) -> Any:
+    """A value in the config's own words."""
+    raw = {named: given for given, named in parameter.values or ()}
+    if isinstance(value, list):
+        return [raw.get(item, item) for item in value]
+    return raw.get(value, value) if not isinstance(value, list) else value
+
+
+def _put(config: dict[str, Any], path: str, value: object) -> None:
+    *parents, last = path.split(".")
+    for key in parents:
+        below = config.get(key)
+        if not isinstance(below, dict):
+            below = config[key] = {}
+        config = below
+    config[last] = value
+
+
+def _get(config: MappingType[str, Any], path: str) -> object:
+    found: Any = config
+    for key in path.split("."):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _number(node: Node) -> Fraction | int:
+    value = plain(node)
+    return Fraction(value) if isinstance(value, str) else value  # type: ignore[return-value]
+
+
+def _written(value: object) -> str:
+    if isinstance(value, (int, Fraction)) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
+    return str(value)
+
+
+def _field_bytes(field: Any) -> Fraction:
+    elements = prod(prod(extent) if isinstance(extent, tuple) else extent for extent in field.shape[1:])
+    return Fraction(elements * DTYPES[field.dtype], 8)
+
+
+def _fields_note(page: Any) -> str:
+    parts = [f"{field.name} {_written(_field_bytes(field))}" for field in page.fields]
+    rest = Fraction(page.page_bytes, page.slots) - sum(_field_bytes(field) for field in page.fields)
+    if rest:
+        parts.append(f"padding {_written(rest)}")
+    return f"{_written(page.slot_bytes)} bytes a slot ({' + '.join(parts)})"
+
+
+def _element(field: Any, index: tuple[int, ...]) -> int:
+    """Bytes from the first element of slot 0 to this one, by the shape and stride the module states."""
+    total = Fraction(0)
+    for position, extent, stride in zip(index, field.shape, field.stride, strict=True):
+        extents = extent if isinstance(extent, tuple) else (extent,)
+        strides = stride if isinstance(stride, tuple) else (stride,)
+        for size, step in zip(extents, strides, strict=True):
+            position, part = divmod(position, size)
+            total += part * step
+    return int(total)
+
+
+def _plane(page: Any, field: Any) -> Any:
+    return [plane for plane in page.planes if plane.offset <= field.offset][-1]
+
+
+def _stride(page: Any, field: Any) -> int:
+    return _plane(page, field).page_bytes if getattr(page, "split", False) else page.page_bytes
+
+
+def _offset(page: Any, field: Any) -> int:
+    return field.offset - (_plane(page, field).offset if getattr(page, "split", False) else 0)

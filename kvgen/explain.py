@@ -1,0 +1,210 @@
+"""Explanations: the byte map of every page, and with a config who owns what."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from kvgen.budget import buffer_as_json, pages_of, plain, shown
+from kvgen.bytemap import page_lines
+from kvgen.expr import show
+from kvgen.layout import BufferLayout, DerivedSpace, Layout, RootSpace, SpaceLayout
+from kvgen.page import BYTE, FieldLayout, Page
+from kvgen.size import Size
+from kvgen.space import Rate
+
+WIDTH = 100
+
+
+def explain(layout: Layout, module: ModuleType | None = None, resolved: Any = None) -> str:
+    """The layout as text in at most 100 columns; for one model and deployment where `resolved` is given."""
+    fingerprint = resolved.fingerprint if resolved is not None else layout.fingerprint
+    lines = [f"{layout.name}  {fingerprint}", *_wrap(layout.doc, ""), ""]
+    if resolved is None:
+        lines += _rules(layout)
+        pages = layout.pages
+    else:
+        lines += _resolved(module, resolved)
+        used = {(page.format, page.slots) for buffer in resolved.buffers for page in pages_of(buffer)}
+        pages = tuple(page for page in layout.pages if not page.is_constant or (page.format, page.slots.known) in used)
+    for page in pages:
+        lines += ["", *page_lines(page)]
+    return "\n".join(lines) + "\n"
+
+
+def _rules(layout: Layout) -> Iterator[str]:
+    yield "spaces"
+    for space in layout.spaces:
+        for when, text in _space_rows(space):
+            yield from _wrap(f"{space.name}{when}: {text}", "  ")
+    yield "buffers"
+    for buffer in layout.buffers:
+        host = ", in host memory" if buffer.memory == "host" else ""
+        yield from _wrap(f"{buffer.name}: {buffer.choice} in {buffer.space}{host}, layers {show(buffer.layers)}", "  ")
+        for case in buffer.pages:
+            if len(buffer.pages) > 1:
+                when = "otherwise" if case.when is None else f"when {show(case.when)}"
+                yield from _wrap(f"{case.use.format} {when}", "    ")
+
+
+def _space_rows(space: SpaceLayout) -> Iterator[tuple[str, str]]:
+    for case in space.cases:
+        when = f" when {show(case.when)}" if case.when is not None else " otherwise" if len(space.cases) > 1 else ""
+        yield when, _space_text(case.use)
+
+
+def _space_text(form: RootSpace | DerivedSpace) -> str:
+    if isinstance(form, DerivedSpace):
+        divisor = "" if form.divisor is None else f" {form.operator} {show(form.divisor)}"
+        where = "" if form.where is None else f", where {show(form.where)}"
+        return f"the pages of {form.parent}, slot offset{divisor}{where}"
+    rates = [(form.per_token, " per token"), (form.per_request, " per request"), (form.fixed, "")]
+    slots = " + ".join(f"{_rate(rate)}{what}" for rate, what in rates if rate.known != 0) or "none"
+    mapped = "" if form.parent is None else f", mapped from {form.parent}"
+    return f"{slots}, pages of {show(form.page)} slots, {show(form.reserve)} reserved{mapped}"
+
+
+def _rate(rate: Rate) -> str:
+    if rate.known is not None:
+        return str(rate.known)
+    denominator = show(rate.denominator)
+    return show(rate.numerator) if denominator == "1" else f"{show(rate.numerator)} / ({denominator})"
+
+
+def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
+    choices = ", ".join(f"{name} {shown(value)}" for name, value in resolved.choices.items())
+    yield from _wrap(f"choices: {choices}", "")
+    for title, items in (("config", resolved.config_used), ("defaults", resolved.defaults_used)):
+        text = ", ".join(f"{name} {_short(value)}" for name, value in items.items())
+        if text:
+            yield from _wrap(f"{title}: {text}", "")
+    yield "spaces"
+    for space in resolved.spaces:
+        per_request = getattr(space, "slots_per_request", 0)
+        request = f" and {shown(per_request)} per request" if per_request else ""
+        yield (
+            f"  {space.name}: {shown(space.slots_per_token)} slots per token{request}, "
+            f"pages of {space.page_size} slots, {space.reserved_pages} reserved"
+        )
+    yield "buffers"
+    for buffer in resolved.buffers:
+        memory = ", in host memory" if getattr(buffer, "memory", "device") == "host" else ""
+        pages = {(page.format, page.slots, page.page_bytes, page.slot_bytes) for page in pages_of(buffer)}
+        forms = "; ".join(
+            f"{form}, {shown(slot)} bytes a slot, {shown(size)} a page of {slots}"
+            for form, slots, size, slot in sorted(pages, key=str)
+        )
+        yield from _wrap(f"{buffer.name}: {forms}, in {buffer.space.name}{memory}", "  ")
+        yield from _wrap(f"{len(buffer.layers)} layers: {runs(buffer.layers)}", "    ")
+        yield f"    {shown(buffer.bytes_per_token)} bytes per token"
+    if module is not None:
+        yield f"bytes per token {shown(module.cell_size(resolved))}, fixed {shown(module.bytes_for(resolved, 0))}"
+
+
+def runs(layers: tuple[int, ...]) -> str:
+    """Layer ids with runs written as `0-2`."""
+    parts: list[list[int]] = []
+    for layer in layers:
+        if parts and parts[-1][-1] + 1 == layer:
+            parts[-1] = [parts[-1][0], layer]
+        else:
+            parts.append([layer])
+    return ", ".join("-".join(map(str, part)) for part in parts) or "none"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list) and len(value) > 8:
+        return f"[{len(value)} values]"
+    return str(plain(value))
+
+
+def _wrap(text: str, margin: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=margin,
+        subsequent_indent=f"{margin}    " if margin else "    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any = None) -> dict[str, Any]:
+    """The same as plain data; sizes that load time decides are formulas in text."""
+    found: dict[str, Any] = {
+        "layout": layout.name,
+        "doc": layout.doc,
+        "fingerprint": resolved.fingerprint if resolved is not None else layout.fingerprint,
+        "spaces": [
+            {"name": space.name, "cases": [{"when": when.strip(), "is": text} for when, text in _space_rows(space)]}
+            for space in layout.spaces
+        ],
+        "pages": [_page_json(page) for page in layout.pages],
+        "buffers": [_buffer_json(buffer) for buffer in layout.buffers],
+    }
+    if resolved is not None and module is not None:
+        found |= {
+            "choices": {name: plain(value) for name, value in resolved.choices.items()},
+            "config_used": {name: plain(value) for name, value in resolved.config_used.items()},
+            "defaults_used": {name: plain(value) for name, value in resolved.defaults_used.items()},
+            "bytes_per_token": plain(module.cell_size(resolved)),
+            "buffers": [
+                {
+                    key: value
+                    for key, value in buffer_as_json(module, resolved, buffer, 0).items()
+                    if key not in ("slots", "bytes")
+                }
+                for buffer in resolved.buffers
+            ],
+        }
+    return found
+
+
+def _buffer_json(buffer: BufferLayout) -> dict[str, Any]:
+    return {
+        "name": buffer.name,
+        "space": buffer.space,
+        "memory": buffer.memory,
+        "layers": show(buffer.layers),
+        "formats": [
+            {"when": None if case.when is None else show(case.when), "use": case.use.format} for case in buffer.pages
+        ],
+    }
+
+
+def _page_json(page: Page) -> dict[str, Any]:
+    return {
+        "format": page.format,
+        "slots": _size(page.slots),
+        "page_bytes": _size(page.page_bytes),
+        "planes": [
+            {
+                "offset": _bytes(plane.offset),
+                "record_bytes": _bytes(plane.record_bits),
+                "each": list(plane.each_names),
+                "fields": [_field_json(field) for field in plane.fields],
+            }
+            for plane in page.planes
+        ],
+    }
+
+
+def _field_json(field: FieldLayout) -> dict[str, Any]:
+    return {
+        "name": field.name,
+        "dtype": field.dtype,
+        "offset": _bytes(field.offset),
+        "shape": [[_size(piece.extent) for piece in pieces] for pieces in field.pieces],
+        "stride": [[_bytes(piece.stride) for piece in pieces] for pieces in field.pieces],
+    }
+
+
+def _size(size: Size) -> int | str:
+    known = size.known
+    return str(size) if known is None else known
+
+
+def _bytes(bits: Size) -> int | str:
+    return _size(bits.divided_by(BYTE)) if bits.divisible_by(BYTE) else f"{bits}/8"
