@@ -4,25 +4,25 @@
 DeepSeek sparse attention (DeepSeek-V3.2, GLM-5.x), an MLA latent and indexer keys.
 
 mla_bf16: a page of 64 slots is 73728 bytes
-  0  one record of 1152 bytes for each slot
+  at 0, a record of 1152 bytes for each slot
          0..1023  latent  bf16[512]
       1024..1151  rope    bf16[64]
 
 mla_fp8_scaled: a page of 64 slots is 41984 bytes
-  0  one record of 656 bytes for each slot
+  at 0, a record of 656 bytes for each slot
         0..511  latent        e4m3[512]  scaled by latent_scale
       512..527  latent_scale  f32[4]
       528..655  rope          bf16[64]
 
 mla_fp8_raw: a page of 64 slots is 36864 bytes
-  0  one record of 576 bytes for each slot
+  at 0, a record of 576 bytes for each slot
         0..511  latent  e4m3[512]  saturating cast
       512..575  rope    e4m3[64]   saturating cast
 
 index_fp8: a page of 64 slots is 8448 bytes
-  0  one record of 128 bytes for each slot
+  at 0, a record of 128 bytes for each slot
       0..127  key  e4m3[128]  scaled by key_scale
-  8192  one record of 4 bytes for each slot
+  at 8192, a record of 4 bytes for each slot
       0..3  key_scale  f32[1]
 """
 
@@ -177,7 +177,8 @@ class Buffer:
     @property
     def bytes_per_token(self) -> int | Fraction:
         """What one more token costs in all layers together, page padding spread over the slots."""
-        return _whole(Fraction(self.layer_page_bytes * self.space.slots_per_token, self.space.page_size))
+        pages_per_token = Fraction(self.space.slots_per_token, self.space.page_size)
+        return _whole(self.layer_page_bytes * pages_per_token)
 
     def num_pages(self, tokens: int) -> int:
         """Pages of each layer's tensor, reserved pages included."""
@@ -190,7 +191,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class GlmDsaLayout:
-    """`glm_dsa` for one model and one deployment: which layers own which buffers, and where every byte lies.
+    """The layout of one model and one deployment: which layers own which buffers, and where every byte lies.
 
     Made by `from_config`. Layer ids are global: draft layers follow the body's.
     """
@@ -424,11 +425,14 @@ class _Inputs:
 
     def __init__(self, config: object, choices: dict[str, object]) -> None:
         if isinstance(config, (str, os.PathLike)):
-            with open(config, encoding="utf-8") as file:
+            path = config
+            with open(path, encoding="utf-8") as file:
                 try:
                     config = json.load(file)
                 except (ValueError, RecursionError) as error:
-                    raise LayoutError(f"{config} is no JSON: {error}") from None
+                    raise LayoutError(f"{path} is no JSON: {error}") from None
+            if not isinstance(config, dict):
+                raise LayoutError(f"{path} holds no JSON object but {_shown(config)}")
         if config is None or isinstance(config, (bool, int, float, list)):
             raise LayoutError(f"a config is a mapping, an object or the path of a config.json, not {_shown(config)}")
         self.sections = [section for section in (_field(config, "text_config"), config) if section is not None]
@@ -601,12 +605,14 @@ def _agreed(name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
 
 def _check_counts(layout: GlmDsaLayout, tokens: int, requests: int) -> None:
     for name, count in (("tokens", tokens), ("requests", requests)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise ValueError(f"{name} must be an integer of at least 0, not {_shown(count)}")
-    below = tokens // layout.granule * layout.granule
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ValueError(f"{name} must be an integer, not {_shown(count)}")
+    if requests < 0:
+        raise ValueError(f"requests must be at least 0, not {requests}")
+    below = max(tokens, 0) // layout.granule * layout.granule
     if below != tokens:
         nearest = f"the nearest are {below} and {below + layout.granule}"
-        raise ValueError(f"tokens must be a multiple of {layout.granule}, not {tokens}; {nearest}")
+        raise ValueError(f"tokens must be a non-negative multiple of {layout.granule}, not {tokens}; {nearest}")
 
 
 def _whole(number: Fraction | int) -> int | Fraction:
@@ -691,12 +697,18 @@ class GlmDsaPool:
     def buffer(self, name: str, layer_id: int) -> torch.Tensor:
         """The bytes of one layer: uint8 [num_pages, page_bytes].
 
-        LookupError for an unknown name, and for a layer that does not own the buffer or is not held here.
+        LookupError for an unknown name and for a layer that does not own the buffer; ValueError for a layer of which
+        nothing is held here.
         """
         found = self._buffers.get((name, layer_id))
         if found is not None:
             return found
         owners = self.layout.layers(name)
+        if self.layout.buffer(name).memory == "host":
+            raise LookupError(f"`{name}` lies in host memory, which a pool does not allocate")
+        held = sorted({layer for buffer in self.layout.buffers for layer in buffer.layers})
+        if layer_id not in held:
+            raise ValueError(f"layer_id must be a layer of this pool, {held}, not {_shown(layer_id)}")
         raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(owners)}")
 
     def __reduce__(self) -> NoReturn:

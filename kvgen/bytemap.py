@@ -19,8 +19,8 @@ def page_lines(page: Page) -> Iterator[str]:
 
 
 def _lines(page: Page) -> Iterator[str]:
-    slots = f"{page.slots} slot{'' if page.slots.known == 1 else 's'}"
-    yield f"{page.format}: a page of {slots} is {page.page_bytes} bytes"
+    slots = "" if page.slots.known is None else f" of {page.slots} slot{'' if page.slots.known == 1 else 's'}"
+    yield f"{page.format}: a page{slots} is {page.page_bytes} bytes"
     for local in page.locals:
         up = f", up to a multiple of {local.align}" if local.align > 1 else ""
         yield f"  {local.name} = {local.at_least}{up}"
@@ -29,12 +29,12 @@ def _lines(page: Page) -> Iterator[str]:
         yield from _plane_lines(plane)
         end = plane.offset + plane.nbits
     if end != page.page_bytes * BYTE:
-        yield f"  {_bytes(end)}  padding up to {page.page_bytes}"
+        yield f"  at {_bytes(end)}, padding up to {page.page_bytes}"
 
 
 def _plane_lines(plane: PlaneLayout) -> Iterator[str]:
     steps = ", ".join(plane.each_names)
-    yield f"  {_bytes(plane.offset)}  one record of {_bytes(plane.record_bits)} bytes for each {steps}"
+    yield f"  at {_bytes(plane.offset)}, a record of {_bytes(plane.record_bits)} bytes for each {steps}"
     rows = [(_range(field), field.name, _type(field), _note(field)) for field in plane.fields]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for place, name, kind, note in rows:
@@ -48,7 +48,7 @@ def _range(field: FieldLayout) -> str:
     if first.known is not None and end.known is not None:
         last = (end.known - 1) // BYTE
         return f"{first.known // BYTE}..{last}" if last > first.known // BYTE else f"{last}"
-    return f"{_bytes(first)} + {_bytes(field.nbits)}"
+    return f"at {_bytes(first)}, {_bytes(field.nbits)} bytes"
 
 
 def _type(field: FieldLayout) -> str:

@@ -6,12 +6,13 @@ open, which can hide a problem but never makes one up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
 from kvgen.expr import Expr, Literal, names
-from kvgen.scope import FoldError, Scope
+from kvgen.fold import FoldError
+from kvgen.scope import Scope
 from kvgen.spec import Case, Let, Parameter
 
 COMBINATIONS_MAX = 4_096
@@ -38,10 +39,7 @@ def try_cases(scope: Scope, cases: tuple[Case, ...], *, all_apply: bool = False)
             certain = False
         if not any(state is not False for state in states) and uncovered is None:
             uncovered = {name: literal.value for name, literal in values.items()}
-        for position, state in enumerate(states):
-            hidden = True in states[:position] and (not all_apply or whens[position] is None)
-            if state is not False and not hidden:
-                reachable.add(position)
+        reachable |= reached_cases(scope, cases, values, all_apply=all_apply)
     dead = tuple(position for position in range(len(cases)) if position not in reachable)
     return Trial(uncovered, dead, certain)
 
@@ -66,7 +64,22 @@ def combinations(scope: Scope, exprs: list[Expr]) -> Iterator[dict[str, Literal]
             yield known
 
 
-def truth(scope: Scope, expr: Expr, known: dict[str, Literal]) -> bool | None:
+def reached_cases(
+    scope: Scope, cases: tuple[Case, ...], known: Mapping[str, Literal | None], *, all_apply: bool
+) -> set[int]:
+    """Positions of the cases that can be used for these values; see `try_cases`."""
+    reached: set[int] = set()
+    states: list[bool | None] = []
+    for position, case in enumerate(cases):
+        state = True if case.when is None else truth(scope, case.when, known)
+        hidden = True in states and (not all_apply or case.when is None)
+        if state is not False and not hidden:
+            reached.add(position)
+        states.append(state)
+    return reached
+
+
+def truth(scope: Scope, expr: Expr, known: Mapping[str, Literal | None]) -> bool | None:
     """The value of a condition for these values; None where it depends on more."""
     try:
         folded = scope.fold(expr, known)

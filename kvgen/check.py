@@ -13,24 +13,15 @@ from fractions import Fraction
 
 from kvgen.cases import try_cases
 from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, names, show, walk
+from kvgen.facts import Place
+from kvgen.fold import FoldError
 from kvgen.page import fields_of, resolve_page
 from kvgen.problems import Label, Problem
-from kvgen.scope import (
-    WORDS_OF_THE_LANGUAGE,
-    Bool,
-    FoldError,
-    Int,
-    Place,
-    Ratio,
-    Scope,
-    names_of_format,
-    scope_of,
-    suggest,
-    type_cases,
-)
+from kvgen.scope import Scope, names_of_format, scope_of, type_cases
 from kvgen.size import Size
 from kvgen.space import affine, page_sizes, page_slots
-from kvgen.spec import Buffer, Derived, Field, Format, Ident, Operation, Parameter, Root, Spec
+from kvgen.spec import Buffer, Derived, Field, Format, Ident, Operation, Parameter, Plane, Root, Spec
+from kvgen.types import WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, suggest
 
 CODES = {
     "KV240": "a name defined twice",
@@ -48,6 +39,7 @@ CODES = {
 }
 
 ALL_SLOTS = Size.of("slots")
+NAME_LENGTH_MAX = 40  # of a layout, whose name is part of others
 TAKEN = frozenset(  # names that `from_config` and the layout class use themselves
     [
         "cls",
@@ -151,6 +143,8 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
         spec.name.text in sys.stdlib_module_names or spec.name.text in ("torch", "triton", "kvgen")
     ):
         yield refuse(spec.name, "would hide the module of that name", "layout")
+    if len(spec.name.text) > NAME_LENGTH_MAX:
+        yield refuse(spec.name, f"is longer than {NAME_LENGTH_MAX} letters", spec.kind)
     sets = spec.layers.sets if spec.layers is not None else ()
     valued = (*spec.parameters, *spec.lets, *sets)
     for item in (*valued, *spec.formats, *spec.spaces, *spec.buffers, *spec.operations):
@@ -696,9 +690,16 @@ def _check_operation(
         for name in sorted(_targets(formats, buffer.format.text)):
             fields = {item.name.text: item for item in fields_of(scope, formats[name])}
             yield from _check_fields(operation, buffer, name, fields, mentioned)
-            if operation.view == "rows" and len(formats[name].page) != 1:
-                message = f"`{operation.name}` cannot show rows: a page of `{name}` has several parts"
+            if operation.view == "rows" and not _is_rows(formats[name]):
+                message = f"`{operation.name}` cannot show rows: a page of `{name}` is not one record for each slot"
                 yield refuse(message, operation.name, "write `as: pages`")
+
+
+def _is_rows(format: Format) -> bool:
+    """Whether the page is one plane that repeats over `slot` alone."""
+    if len(format.page) != 1 or not isinstance(format.page[0], Plane):
+        return False
+    return [(str(piece.axis), piece.low, piece.count) for piece in format.page[0].each] == [("slot", None, None)]
 
 
 def _check_fields(

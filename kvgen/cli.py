@@ -162,14 +162,22 @@ def _format_of(argv: Sequence[str]) -> str:
 
 
 def _check(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
-    _compile_all(arguments.specs, stdin)
-    if arguments.format == "json":
-        _print_json({"problems": []}, stdout)
+    compiled = _compile_all(arguments.specs, stdin)
+    _report(*_warnings(compiled), arguments.format, stdout, stderr)
     return 0
+
+
+def _warnings(compiled: Sequence[Any]) -> tuple[list[Problem], dict[str, str]]:
+    """What is worth saying of specs that compiled, and the texts for excerpts."""
+    texts = {file: text for item in compiled for file, text in item.texts.items()}
+    return [problem for item in compiled for problem in item.problems], texts
 
 
 def _build(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
     compiled = _compile_all(arguments.specs, stdin)
+    warnings, excerpts = _warnings(compiled)
+    if arguments.format != "json":
+        _report(warnings, excerpts, arguments.format, stdout, stderr)
     modules = {item.layout.name: item for item in compiled if item.layout is not None}
     if arguments.output == "-":
         return _print_module(arguments, list(modules.values()), stdout)
@@ -338,7 +346,7 @@ def _resolve(compiled: Any, config: str, settings: Sequence[str]) -> Any:
 
 def _choices(compiled: Any, settings: Sequence[str]) -> dict[str, Any]:
     from kvgen.check import why_outside
-    from kvgen.scope import suggest
+    from kvgen.types import suggest
 
     parameters = {item.name.text: item for item in compiled.spec.parameters if item.section == "choices"}
     built_in = ("role", "start_layer", "end_layer")

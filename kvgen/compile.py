@@ -17,7 +17,7 @@ from kvgen.spec import Spec, load_spec
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compiling one spec came to. A fragment has a spec alone; nothing is there after an error."""
+    """What compiling one spec came to. A fragment has a spec alone; after an error, nothing here is to be used."""
 
     file: str
     problems: tuple[Problem, ...]
@@ -41,12 +41,9 @@ def compile_spec(file: str, read: Callable[[str], bytes]) -> Compiled:
     if problems:
         return Compiled(file, tuple(problems), loaded.texts)
     if loaded.spec.kind == "fragment":
-        problems = prove(loaded.spec, None, read)
-        return Compiled(file, tuple(problems), loaded.texts, loaded.spec)
+        return Compiled(file, tuple(prove(scope, None, read)), loaded.texts, loaded.spec)
     layout = resolve(loaded.spec, scope)
     module = emit(layout)
     namespace = run(module)
-    problems = prove(loaded.spec, namespace, read)
-    if problems:
-        return Compiled(file, tuple(problems), loaded.texts)
-    return Compiled(file, (), loaded.texts, loaded.spec, layout, module, namespace)
+    problems = prove(scope, namespace, read)
+    return Compiled(file, tuple(problems), loaded.texts, loaded.spec, layout, module, namespace)

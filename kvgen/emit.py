@@ -1,7 +1,7 @@
 """Emission: a resolved layout to the text of its module.
 
 `view_of` decides everything that is printed, as one frozen `ModuleView`; the templates only print it. Expressions come
-out of `_Printer` as small trees that pysource.py lays out as a formatter would.
+out of `Printer` as small trees that pysource.py lays out as a formatter would.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import jinja2
 
 from kvgen.bytemap import page_lines
-from kvgen.expr import Binary, Call, Conditional, Expr, Index, Literal, Name, Unary, names, show
+from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, names, show
 from kvgen.layout import (
     BufferLayout,
     DerivedSpace,
@@ -28,13 +28,11 @@ from kvgen.layout import (
     page_names,
 )
 from kvgen.page import BYTE, Condition, FieldLayout, Page
+from kvgen.printer import Printer, num_body, page_constant
 from kvgen.problems import InternalError
 from kvgen.pysource import (
-    ATOM,
-    NOT,
     STEP,
     UNARY,
-    Attribute,
     Chain,
     Code,
     Each,
@@ -42,9 +40,7 @@ from kvgen.pysource import (
     Keyword,
     Lambda,
     Negative,
-    Not,
     Raw,
-    Ternary,
     bracketed,
     call,
     chain,
@@ -55,10 +51,20 @@ from kvgen.pysource import (
     statement,
     value,
 )
-from kvgen.scope import DTYPES, MAX_LAYERS, PARAMETER_MAX
 from kvgen.size import Size
 from kvgen.space import Rate
 from kvgen.spec import Case, Parameter
+from kvgen.types import DTYPES, MAX_LAYERS, PARAMETER_MAX
+from kvgen.views import (
+    BlockView,
+    ChoiceView,
+    ConstantPageView,
+    KindsView,
+    ModuleView,
+    PageFunctionView,
+    RuleView,
+    StepView,
+)
 
 IN_FROM_CONFIG = 2 * STEP  # columns in front of a statement there
 
@@ -73,136 +79,6 @@ class Module:
     @property
     def text(self) -> str:
         return self.layout_text + self.pool_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChoiceView:
-    name: str
-    annotation: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConstantPageView:
-    origin: str
-    assignment: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageFunctionView:
-    name: str
-    format: str
-    origin: str
-    signature: str
-    locals: tuple[str, ...]
-    checks: tuple[str, ...]
-    result: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuleView:
-    """A rule of a set; one that always applies has no head."""
-
-    head: str
-    assignment: str
-    is_guarded: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepView:
-    """A let that depends on the layer (a function), a set of one rule, or a set of several."""
-
-    is_function: bool = False
-    is_set: bool = False
-    is_rules: bool = False
-    name: str = ""
-    annotation: str = ""
-    result: str = ""
-    assignment: str = ""
-    rules: tuple[RuleView, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockView:
-    """Statements of from_config that hang together."""
-
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class KindsView:
-    """Which of the small readers and helpers the module uses."""
-
-    exactly: bool
-    ratio: bool
-    boolean: bool
-    renamed: bool
-    letters: bool
-    text: bool
-    list_of: bool
-    divide: bool
-    shard: bool
-    agreed: bool
-    at_least_one: bool
-    multiple: bool
-    aligned: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModuleView:
-    """Everything the templates print, as text or as one truth each."""
-
-    name: str
-    class_name: str
-    file: str
-    doc: str
-    byte_map: tuple[str, ...]
-    imports: tuple[str, ...]
-    fingerprint: str
-    constant_pages: tuple[ConstantPageView, ...]
-    page_functions: tuple[PageFunctionView, ...]
-    has_pieces: bool
-    page_identity: str
-    num_slots: str
-    requests_parameter: str
-    requests_argument: str
-    layer_page_bytes: str
-    pages_factor: str
-    pages_multiplier: str
-    choices: tuple[ChoiceView, ...]
-    choice_docs: tuple[str, ...]
-    reads: tuple[str, ...]
-    lets: tuple[str, ...]
-    requires: tuple[str, ...]
-    num_layers: str
-    num_body: str
-    max_layers: str
-    layer_steps: tuple[StepView, ...]
-    layer_requires: tuple[str, ...]
-    spaces: tuple[BlockView, ...]
-    space_tuple: str
-    aliases: tuple[BlockView, ...]
-    page_choices: tuple[BlockView, ...]
-    buffer_checks: tuple[str, ...]
-    buffers: tuple[str, ...]
-    buffer_fingerprint: str
-    device_buffers: str
-    host_bytes: str
-    source_annotation: str
-    word_annotation: str
-    kinds: KindsView
-    has_item_bytes: bool
-    has_init: bool
-    has_split: bool
-    has_align: bool
-    has_block: bool
-    has_requests: bool
-    has_fixed_slots: bool
-    has_derived_spaces: bool
-    has_varying_pages: bool
-    has_host: bool
-    has_floors: bool
-    has_layer_requires: bool
-    has_derived_sources: bool
 
 
 def emit(layout: Layout) -> Module:
@@ -240,116 +116,11 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-class _Printer:
-    """Expressions of a layout as Python, with the names that `from_config` has."""
-
-    def __init__(self, layout: Layout, used: set[str]) -> None:
-        self.layout = layout
-        self.used = used
-        self.steps = {step.name: step for step in layout.steps}
-        self.aliases = dict(layout.aliases)
-
-    def code(self, expr: Expr) -> Code:
-        match expr:
-            case Literal():
-                return value(expr.value)
-            case Name():
-                return self.name(expr.name)
-            case Unary(operator="-"):
-                return Negative(bracketed(self.code(expr.operand), UNARY))
-            case Unary():
-                return self.negated(expr.operand)
-            case Binary(operator=operator):
-                return chain(operator, self.code(expr.left), self.code(expr.right))
-            case Conditional():
-                then, test = (bracketed(self.code(part), 1) for part in (expr.then, expr.test))
-                return Ternary(then, test, self.code(expr.otherwise))
-            case Index():
-                sequence, index = self.code(expr.sequence), self.code(expr.index)
-                return Group(f"{flat(bracketed(sequence, ATOM))}[", (index,), "]")
-            case Call():
-                return self.call(expr)
-        raise InternalError(f"cannot print {type(expr).__name__}")
-
-    def name(self, name: str) -> Code:
-        if name == "layer":
-            return Raw("layer")
-        if name == "all":
-            return Raw("True")
-        if name in ("body", "draft"):
-            operator = "<" if name == "body" else ">="
-            return chain(operator, Raw("layer"), num_body(self))
-        step = self.steps.get(name)
-        if isinstance(step, SetLayout):
-            return chain("in", Raw("layer"), Raw(name))
-        if isinstance(step, LetLayout) and step.varies:
-            return Raw(f"{name}(layer)")
-        return Raw(name)
-
-    def negated(self, operand: Expr) -> Code:
-        if isinstance(operand, Unary) and operand.operator == "not":
-            return self.code(operand.operand)
-        code = self.code(operand)
-        opposite = {"in": "not in", "is not": "is", "==": "!=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-        if isinstance(code, Chain) and len(code.operators) == 1 and code.operators[0] in opposite:
-            return Chain((opposite[code.operators[0]],), code.operands)
-        return Not(bracketed(code, NOT))
-
-    def call(self, expr: Call) -> Code:
-        match expr.function:
-            case "has":
-                return chain("is not", self.code(expr.arguments[0]), Raw("None"))
-            case "sizeof":
-                return Attribute(self.page_of(expr), "page_bytes")
-        arguments = [self.code(part) for part in expr.arguments]
-        match expr.function:
-            case "exact":
-                self.used.add("divide")
-                a, b = expr.arguments
-                what = show(Binary(operator="/", left=a, right=b, span=expr.span))
-                return call("_divide", *arguments, Raw(quoted(what)))
-            case "cdiv":
-                quotient = chain("//", Negative(bracketed(arguments[0], UNARY)), arguments[1])
-                return Negative(Group("(", (quotient,)))
-            case "shard":
-                self.used.add("shard")
-                return call("_shard", *arguments)
-            case "lcm" | "gcd":
-                return call(f"math.{expr.function}", *arguments)
-        return call(expr.function, *arguments)
-
-    def page_of(self, expr: Call) -> Code:
-        """The page that `sizeof(format, slots)` measures."""
-        name, slots = expr.arguments
-        assert isinstance(name, Name)
-        if name.name in self.aliases:
-            return call(f"{name.name}_page_of", self.code(slots))
-        page = next(page for page in self.layout.pages if page.format == name.name and page.slots == Size.of("slots"))
-        return self.page_call(page, self.code(slots))
-
-    def page_call(self, page: Page, slots: Code) -> Code:
-        """A page for so many slots: its constant, or a call of its function with the load-time names it depends on."""
-        if page.is_constant:
-            return Raw(page_constant(self.layout, page))
-        return call(f"{page.format}_page", slots, *(self.name(name) for name in page_names(page)))
-
-
-def num_body(printer: _Printer) -> Code:
-    body = printer.layout.body
-    return printer.code(body) if isinstance(body, (Name, Literal)) else Raw("num_body_layers")
-
-
-def page_constant(layout: Layout, page: Page) -> str:
-    alike = [other for other in layout.pages if other.format == page.format and other.is_constant]
-    suffix = f"_{page.slots}" if len(alike) > 1 else ""
-    return f"{page.format.upper()}_PAGE{suffix}"
-
-
 class _Viewer:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.used: set[str] = set()
-        self.printer = _Printer(layout, self.used)
+        self.printer = Printer(layout, self.used)
         self.spaces = {space.name: space for space in layout.spaces}
         self.page_locals: dict[tuple[str, str], str] = {}
         roots = [case.use for space in layout.spaces for case in space.cases if isinstance(case.use, RootSpace)]
@@ -373,7 +144,7 @@ class _Viewer:
         aliases = tuple(self.alias_blocks())
         page_choices = tuple(self.page_choices())
         checks = tuple(self.buffer_checks())
-        buffers = tuple(self.buffer(buffer) for buffer in layout.buffers)
+        buffers = exploded(tuple(self.buffer(buffer) for buffer in layout.buffers))
         functions = tuple(self.page_functions())
         if any(not field.bits.known for page in layout.pages for field in page.fields):
             self.used.add("item_bytes")
@@ -401,7 +172,7 @@ class _Viewer:
             layer_page_bytes="sum(page.page_bytes for page in self.pages)"
             if self.varying
             else "self.page.page_bytes * len(self.layers)",
-            pages_factor="self.space.page_size // self.page_slots * " if self.has_block else "",
+            physical_slots="self.page_slots" if self.has_block else "self.space.page_size",
             pages_multiplier=" * (self.space.page_size // self.page_slots)" if self.has_block else "",
             choices=tuple(self.choices()),
             choice_docs=tuple(self.choice_docs()),
@@ -418,7 +189,7 @@ class _Viewer:
             aliases=aliases,
             page_choices=page_choices,
             buffer_checks=checks,
-            buffers=buffers,
+            buffers=statement("buffers=", buffers, IN_FROM_CONFIG + STEP, ","),
             buffer_fingerprint="_digest(*(page.fingerprint for page in self.buffer(buffer).pages))"
             if self.varying
             else "self.buffer(buffer).page.fingerprint",
@@ -514,29 +285,19 @@ class _Viewer:
         return call("Field", *items)
 
     def page_functions(self) -> Iterator[PageFunctionView]:
-        done: set[str] = set()
         for page in self.layout.pages:
-            if page.is_constant or page.format in done:
+            if page.is_constant:
                 continue
-            done.add(page.format)
-            general = next(
-                (
-                    other
-                    for other in self.layout.pages
-                    if other.format == page.format and other.slots == Size.of("slots")
-                ),
-                page,
-            )
-            parameters = [f"{name}: {'str' if self.is_text(name) else 'int'}" for name in page_names(general)]
+            parameters = [f"{name}: {'str' if self.is_text(name) else 'int'}" for name in page_names(page)]
             arguments = tuple(Raw(item) for item in ("slots: int", *parameters))
             yield PageFunctionView(
-                name=f"{general.format}_page",
-                format=general.format,
-                origin=general.origin,
-                signature=statement("", Group(f"def {general.format}_page(", arguments, ") -> Page:"), 0),
-                locals=tuple(self.locals(general)),
-                checks=tuple(self.checks(general)),
-                result=" " * STEP + statement("return ", self.page_literal(general, Raw("slots")), STEP),
+                name=f"{page.format}_page",
+                format=page.format,
+                origin=page.origin,
+                signature=statement("", Group(f"def {page.format}_page(", arguments, ") -> Page:"), 0),
+                locals=tuple(self.locals(page)),
+                checks=tuple(self.checks(page)),
+                result=" " * STEP + statement("return ", self.page_literal(page, Raw("slots")), STEP),
             )
 
     def locals(self, page: Page) -> Iterator[str]:
@@ -855,9 +616,8 @@ class _Viewer:
             yield BlockView(text=f"\n{' ' * IN_FROM_CONFIG}def {name}_page_of(slots: int) -> Page:\n{body}\n")
 
     def page_slots(self, buffer: BufferLayout) -> Code:
-        slots = buffer.pages[0].use.slots.known
-        if slots is not None:
-            return Raw(str(slots))
+        if buffer.slots is not None:
+            return Raw(str(buffer.slots))
         if buffer.block is not None:
             return self.printer.code(buffer.block)
         return Raw(f"{buffer.space}_space.page_size")
@@ -894,8 +654,7 @@ class _Viewer:
                 slots = Raw(f"{buffer.space}_space.page_size")
                 yield statement("", call("_multiple", what, slots, self.page_slots(buffer)), IN_FROM_CONFIG)
 
-    def buffer(self, buffer: BufferLayout) -> str:
-        indent = 2 * IN_FROM_CONFIG
+    def buffer(self, buffer: BufferLayout) -> Code:
         items: list[Code] = [Raw(quoted(buffer.name)), Raw(f"{buffer.space}_space"), self.owners(buffer)]
         key = (buffer.choice, flat(self.page_slots(buffer)))
         local = self.page_locals.get(key)
@@ -909,7 +668,7 @@ class _Viewer:
             items.append(Keyword("page_slots", self.page_slots(buffer)))
         if buffer.memory == "host":
             items.append(Keyword("memory", Raw('"host"')))
-        return statement("", call("Buffer", *items), indent, ",")
+        return call("Buffer", *items)
 
     def page_code(self, buffer: BufferLayout, local: str | None) -> Code:
         return Raw(local) if local is not None else Raw(page_constant(self.layout, buffer.pages[0].use))

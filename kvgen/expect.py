@@ -16,41 +16,78 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
-from kvgen.cases import truth
-from kvgen.expr import Name
+from kvgen.cases import reached_cases, truth
+from kvgen.expr import Literal, Name
 from kvgen.page import resolve_page
-from kvgen.problems import Label, Problem, Span
-from kvgen.scope import DTYPES, Scope, scope_of, suggest
+from kvgen.problems import Label, Problem, Severity, Span
+from kvgen.scope import Scope, scope_of
 from kvgen.size import Size
 from kvgen.source import Entry, Mapping, Node, plain
 from kvgen.spec import Expectation, Format, Parameter, Spec, is_plain_path
+from kvgen.types import DTYPES, suggest
 
 CODES = {
     "KV301": "an expectation that does not hold",
     "KV302": "an expectation that cannot be read",
     "KV303": "an expectation of an error that does not come",
     "KV304": "a config or choice of an expectation that is refused",
+    "KV305": "a case that no expectation reaches (a warning)",
 }
 
 BUILT_IN = ("role", "start_layer", "end_layer")
+
+
+Known = MappingType[str, Literal | None]
 
 
 class _Unreadable(Exception):
     """An expectation that cannot be judged; the problem is in the list already."""
 
 
-def prove(spec: Spec, module: ModuleType | None, read: Callable[[str], bytes]) -> list[Problem]:
-    """Every expectation of the spec that does not hold. `module` is the emitted one; None for a fragment."""
+def prove(scope: Scope, module: ModuleType | None, read: Callable[[str], bytes]) -> list[Problem]:
+    """Every expectation of the spec that does not hold, and the cases that none reaches.
+
+    Args:
+        scope: of a spec without problems.
+        module: the emitted one; None for a fragment.
+        read: gives the bytes of a config an expectation names.
+    """
+    spec = scope.spec
     problems: list[Problem] = []
+    resolved: list[Known] = []
     for expectation in spec.expectations:
         try:
             if module is None:
                 _Fragment(spec, expectation, problems).prove()
             else:
-                _Layout(spec, expectation, problems, module, read).prove()
+                proof = _Layout(spec, expectation, problems, module, read)
+                proof.prove()
+                resolved += [proof.known()] if proof.layout is not None else []
         except _Unreadable:
             pass
-    return problems
+    return problems if problems or module is None else list(_unreached(scope, resolved))
+
+
+def _unreached(scope: Scope, resolved: list[Known]) -> Iterator[Problem]:
+    """KV305: a case of this file that no expectation reaches has numbers nobody worked out."""
+    spec = scope.spec
+    sets = spec.layers.sets if spec.layers is not None else ()
+    for item in (*sets, *spec.spaces, *spec.formats):
+        if len(item.cases) < 2 or item.name.span.file != spec.file:
+            continue
+        reached: set[int] = set()
+        for known in resolved:
+            reached |= reached_cases(scope, item.cases, known, all_apply=item in sets)
+        for position, case in enumerate(item.cases):
+            if position not in reached:
+                yield Problem(
+                    "KV305",
+                    f"no expectation reaches this case of `{item.name}`",
+                    Label(case.span),
+                    severity=Severity.WARNING,
+                    help="add an entry under `expect` with a number worked out for it",
+                    path=f"{item.path}[{position}]",
+                )
 
 
 class _Proof:
@@ -98,6 +135,30 @@ class _Layout(_Proof):
     ) -> None:
         super().__init__(spec, expectation, problems)
         self.module, self.read = module, read
+        self.layout: Any = None
+
+    def known(self) -> Known:
+        """Values of the parameters, as far as one value can stand for them; None for those that are absent."""
+        found: dict[str, Literal | None] = {}
+        for item in self.spec.parameters:
+            value = self.layout.choices.get(item.name.text)
+            if item.section == "config":
+                value = self.config_value(item)
+                if value is None and item.optional:
+                    found[item.name.text] = None
+            if isinstance(value, (bool, int, Fraction, str)):
+                found[item.name.text] = Literal(value=value, span=item.name.span)
+        return found
+
+    def config_value(self, item: Parameter) -> Any:
+        if item.equals is not None:
+            return item.equals
+        named = dict(item.values or ())
+        for source in item.sources:
+            if isinstance(source, Name) and source.name in self.layout.config_used:
+                value = self.layout.config_used[source.name]
+                return named.get(value, value) if not isinstance(value, list) else value
+        return item.default
 
     def prove(self) -> None:
         wanted = self.claims.get("error")
@@ -246,12 +307,10 @@ class _Layout(_Proof):
         page = pages[buffer.layers.index(layer)] if len(pages) > 1 else pages[0]
         field = self.find(field_name, page.fields, "field", entry.value.span)
         index = claims.get("index") or [0] * (len(field.shape) - 1)
-        if len(index) != len(field.shape) - 1 or "slot" not in claims or "byte" not in claims:
-            raise self.unreadable(
-                f"`{name}.{field_name}` needs `slot`, `byte` and {len(field.shape) - 1} numbers of `index`",
-                entry.value.span,
-            )
-        number, slot = divmod(claims["slot"], page.slots)
+        if len(index) != len(field.shape) - 1:
+            message = f"`index` into `{name}.{field_name}` has {len(index)} numbers, not {len(field.shape) - 1}"
+            raise self.unreadable(message, self.claims["index"].value.span)
+        number, slot = divmod(claims.get("slot", 0), page.slots)
         for position, extent in zip((slot, *index), field.shape, strict=True):
             whole = prod(extent) if isinstance(extent, tuple) else extent
             if not 0 <= position < whole:

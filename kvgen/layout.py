@@ -17,10 +17,11 @@ from kvgen.cases import truth, try_cases
 from kvgen.expr import Binary, Call, Conditional, Expr, Index, Literal, Name, Unary, children, names, show, walk
 from kvgen.page import Page, resolve_page
 from kvgen.problems import InternalError, Problem, Span
-from kvgen.scope import DTYPES, Bool, Entity, Int, Ratio, Scope
+from kvgen.scope import Entity, Scope
 from kvgen.size import Size
 from kvgen.space import Rate, affine, page_sizes, page_slots
 from kvgen.spec import Buffer, Case, Derived, Format, LayerSet, Let, Parameter, Root, Space, Spec
+from kvgen.types import DTYPES, Bool, Int, Ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ class BufferLayout:
     name: str
     origin: str
     space: str
+    slots: int | None  # of a physical page, where that is known at build
     pages: tuple[Case[Page], ...]
     choice: str  # the name the spec gives to what `pages` are the cases of: a format
     layers: Expr
@@ -274,12 +276,15 @@ class _Resolver:
     # -- pages
 
     def page(self, format: Format, slots: Size) -> Page:
+        """The page for so many slots; with its slots left to load time too, where anything is."""
         key = (format.name.text, slots)
         if key not in self.pages:
             problems: list[Problem] = []
             page = resolve_page(self.scope, format, slots, problems)
             if page is None:
                 raise InternalError(f"{format.path}: {problems[0].message if problems else 'no page'}")
+            if slots.known is not None and not page.is_constant:
+                return self.page(format, Size.of("slots"))
             self.pages[key] = page
             for name in page_names(page):
                 self.reach(name)
@@ -355,6 +360,7 @@ class _Resolver:
             name=buffer.name.text,
             origin=buffer.path,
             space=buffer.space.text,
+            slots=slots.known,
             pages=pages,
             choice=buffer.format.text,
             layers=self.take(buffer.layers),
@@ -385,7 +391,7 @@ def _name(name: str) -> Name:
 
 
 def page_names(page: Page) -> tuple[str, ...]:
-    """The load-time names that the bytes of a page depend on, `slots` left out, in the order of the alphabet."""
+    """The load-time names that the bytes of a page depend on, `slots` left out, in the order of its axes."""
     found: set[str] = set()
     sizes = [page.page_bytes, *(condition.number for condition in page.conditions)]
     sizes += [local.at_least for local in page.locals]
@@ -397,7 +403,9 @@ def page_names(page: Page) -> tuple[str, ...]:
     for size in sizes:
         for text in size.names:
             found |= {part for part in _identifiers(text) if part not in ("slots", "ITEM_BYTES")}
-    return tuple(sorted(found - made - set(DTYPES)))
+    axes = [name for field in page.fields for name in (field.dtype, *field.axes) if name is not None]
+    found -= made | set(DTYPES)
+    return tuple(dict.fromkeys([*(name for name in axes if name in found), *sorted(found)]))
 
 
 def _annotation(entity: Entity) -> str:

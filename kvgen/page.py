@@ -15,10 +15,13 @@ from itertools import pairwise
 from math import lcm
 
 from kvgen.expr import Expr, Literal, Name, show
+from kvgen.facts import Place
+from kvgen.fold import FoldError
 from kvgen.problems import InternalError, Label, Problem, Span
-from kvgen.scope import DTYPES, FoldError, Int, Place, Scope, Text, suggest
+from kvgen.scope import Scope
 from kvgen.size import Size, SizeError
 from kvgen.spec import Axis, Field, Format, Gap, Part, Piece, Plane, Quant
+from kvgen.types import DTYPES, Int, Text, suggest
 
 CODES = {
     "KV220": "a dtype that does not exist",
@@ -175,19 +178,20 @@ def _prove_covered(field: FieldLayout) -> None:
         if low.known is not None and extent.known is not None and low != extent:
             raise InternalError(f"{field.origin}: an axis is not covered")
     within = field.bits
-    for piece in sorted((piece for pieces in field.pieces for piece in pieces), key=_stride_order):
-        if not piece.stride.at_least(within):
+    stepping = [piece for pieces in field.pieces for piece in pieces if piece.extent.known != 1]
+    while stepping:
+        outside = [piece for piece in stepping if piece.stride.at_least(within)]
+        if not outside:
             raise InternalError(f"{field.origin}: elements overlap")
+        piece = next((piece for piece in outside if piece.stride == within), min(outside, key=_stride_order))
+        stepping.remove(piece)
         within = piece.stride * piece.extent
 
 
-def _stride_order(piece: PieceLayout) -> tuple[int, int, int]:
-    """Strides nest, so that an inner one divides an outer one: fewer factors, then the smaller number."""
-    known = piece.stride.known
-    if known is not None:
-        return (0, known, piece.extent.known or 0)
-    degree = max(len(product) for product, _ in piece.stride.terms)
-    return (degree, sum(coefficient for _, coefficient in piece.stride.terms), 0)
+def _stride_order(piece: PieceLayout) -> tuple[int, int]:
+    """Inner strides first: they have fewer factors, then the smaller number."""
+    factors = max(len(product) for product, _ in piece.stride.terms)
+    return factors, sum(coefficient for _, coefficient in piece.stride.terms)
 
 
 @dataclass(frozen=True)
@@ -299,12 +303,19 @@ class _Resolver:
         if step is None:
             self.condition(Condition(number=number, divisor=divisor, what=what))
             return True
-        if number.divisible_by(step, self.divisors):
+        if number.divisible_by(step, self.divisors) or self.is_required(number, step):
             return True
         if number.known is not None:
             return False
         self.condition(Condition(number=number, divisor=divisor, what=what))
         return True
+
+    def is_required(self, number: Size, step: int) -> bool:
+        """Whether a condition of load time says so already."""
+        steps = [
+            other.divisor.known for other in self.conditions if other.number == number and other.divisor is not None
+        ]
+        return any(other is not None and other % step == 0 for other in steps)
 
     def condition(self, condition: Condition) -> None:
         if condition not in self.conditions:
@@ -424,7 +435,7 @@ class _Resolver:
             return end
         at_least = end.divided_by(BYTE)
         self.locals.append(Local(name=name, at_least=at_least, align=align))
-        self.divisors[name] = align if align > 1 else at_least.divisor
+        self.divisors[name] = align if align > 1 else at_least.divisor(self.divisors)
         return Size.of(name) * BYTE
 
     def gap(self, gap: Gap, end: Size) -> Size:

@@ -150,7 +150,7 @@ def flat(code: Code) -> str:
         case Lambda():
             return f"lambda {code.parameters}: {flat(code.body)}"
         case Each():
-            test = "" if code.test is None else f" if {flat(code.test)}"
+            test = "" if code.test is None else f" if {flat(bracketed(code.test, OR))}"
             return f"{code.head}{flat(code.element)} {code.clause}{test}{code.tail}"
         case Chain():
             parts = [flat(code.operands[0])]
@@ -196,12 +196,12 @@ def laid(code: Code, indent: int, before: int, after: int) -> str:
             head = f"lambda {code.parameters}: "
             return f"{head}{laid(code.body, indent, before + len(head), after)}"
         case Each():
-            test = "" if code.test is None else f" if {flat(code.test)}"
+            test = "" if code.test is None else f" if {flat(bracketed(code.test, OR))}"
             inside = f"{flat(code.element)} {code.clause}{test}"
             if indent + STEP + len(inside) > WIDTH:
                 lines = [laid(code.element, indent + STEP, indent + STEP, 0), code.clause]
                 if code.test is not None:
-                    lines.append(f"if {laid(code.test, indent + STEP, indent + STEP + 3, 0)}")
+                    lines.append(f"if {laid(bracketed(code.test, OR), indent + STEP, indent + STEP + 3, 0)}")
                 inside = f"\n{deeper}".join(lines)
             return f"{code.head}\n{deeper}{inside}\n{margin}{code.tail}"
         case Chain():

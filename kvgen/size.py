@@ -72,10 +72,11 @@ class Size:
             for product, coefficient in self.terms
         )
 
-    @property
-    def divisor(self) -> int:
-        """The greatest number it is certain to be a multiple of; 0 for 0."""
-        return gcd(*(coefficient for _, coefficient in self.terms))
+    def divisor(self, divisors: Mapping[str, int]) -> int:
+        """The greatest number it is certain to be a multiple of, given those of some names; 0 for 0."""
+        return gcd(
+            *(coefficient * prod(divisors.get(name, 1) for name in product) for product, coefficient in self.terms)
+        )
 
     def divided_by(self, number: int) -> Size:
         """Exactly; InternalError where it is not certain to be a multiple."""

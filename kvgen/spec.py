@@ -456,11 +456,13 @@ class _Builder:
             values = tuple((item.key.value, plain(item.value)) for item in domain.entries)
         elif isinstance(domain, Sequence):
             values = tuple((plain(item), plain(item)) for item in domain.items)
-            if kind_node is None and all(type(value) is int for value, _ in values):
-                kind = "int"
         elif isinstance(domain, Scalar) and kind == "text":
             letters = str(domain.value)
-        elements = "int" if kind == "list" and isinstance(domain, Scalar) else None
+        elif isinstance(domain, Scalar) and (kind != "list" or domain.value != "int"):
+            help = "letters are of a text; the elements of a list are `int`, `[a, b]` or `{raw: value}`"
+            self._report("KV203", f"`{domain.value}` is no domain for type `{kind}`", domain.span, path, help)
+        if kind_node is None and values is not None and all(type(value) is int for _, value in values):
+            kind = "int"
         default = node.get("default")
         equals = node.get("is")
         source = node.get("from")
@@ -469,7 +471,7 @@ class _Builder:
         else:
             nodes = source.items if isinstance(source, Sequence) else (source,) if source is not None else ()
             sources = tuple(self._expr(item, f"{path}.from") for item in nodes)
-        if elements is None and kind == "list" and values is None:
+        if domain is None and kind == "list":
             self._report("KV203", "a list needs `of`: the domain of its elements, or `int`", entry.key.span, path)
         return Parameter(
             name=self._ident(entry.key),

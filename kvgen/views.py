@@ -1,0 +1,135 @@
+"""What the templates print: one frozen view of a module, every attribute text or a truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceView:
+    name: str
+    annotation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantPageView:
+    origin: str
+    assignment: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageFunctionView:
+    name: str
+    format: str
+    origin: str
+    signature: str
+    locals: tuple[str, ...]
+    checks: tuple[str, ...]
+    result: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleView:
+    """A rule of a set; one that always applies has no head."""
+
+    head: str
+    assignment: str
+    is_guarded: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """A let that depends on the layer (a function), a set of one rule, or a set of several."""
+
+    is_function: bool = False
+    is_set: bool = False
+    is_rules: bool = False
+    name: str = ""
+    annotation: str = ""
+    result: str = ""
+    assignment: str = ""
+    rules: tuple[RuleView, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockView:
+    """Statements of from_config that hang together."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindsView:
+    """Which of the small readers and helpers the module uses."""
+
+    exactly: bool
+    ratio: bool
+    boolean: bool
+    renamed: bool
+    letters: bool
+    text: bool
+    list_of: bool
+    divide: bool
+    shard: bool
+    agreed: bool
+    at_least_one: bool
+    multiple: bool
+    aligned: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleView:
+    """Everything the templates print, as text or as one truth each."""
+
+    name: str
+    class_name: str
+    file: str
+    doc: str
+    byte_map: tuple[str, ...]
+    imports: tuple[str, ...]
+    fingerprint: str
+    constant_pages: tuple[ConstantPageView, ...]
+    page_functions: tuple[PageFunctionView, ...]
+    has_pieces: bool
+    page_identity: str
+    num_slots: str
+    requests_parameter: str
+    requests_argument: str
+    layer_page_bytes: str
+    physical_slots: str
+    pages_multiplier: str
+    choices: tuple[ChoiceView, ...]
+    choice_docs: tuple[str, ...]
+    reads: tuple[str, ...]
+    lets: tuple[str, ...]
+    requires: tuple[str, ...]
+    num_layers: str
+    num_body: str
+    max_layers: str
+    layer_steps: tuple[StepView, ...]
+    layer_requires: tuple[str, ...]
+    spaces: tuple[BlockView, ...]
+    space_tuple: str
+    aliases: tuple[BlockView, ...]
+    page_choices: tuple[BlockView, ...]
+    buffer_checks: tuple[str, ...]
+    buffers: str
+    buffer_fingerprint: str
+    device_buffers: str
+    host_bytes: str
+    source_annotation: str
+    word_annotation: str
+    kinds: KindsView
+    has_item_bytes: bool
+    has_init: bool
+    has_split: bool
+    has_align: bool
+    has_block: bool
+    has_requests: bool
+    has_fixed_slots: bool
+    has_derived_spaces: bool
+    has_varying_pages: bool
+    has_host: bool
+    has_floors: bool
+    has_layer_requires: bool
+    has_derived_sources: bool
