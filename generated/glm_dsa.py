@@ -254,7 +254,7 @@ class GlmDsaLayout:
         )
         read.finish()
 
-        rules: dict[str, set[int]] = {}
+        rules: dict[str, set[int]] = {}  # layers.sets.shares_topk
         if indexer_types is not None:
             rules["has(indexer_types)"] = {
                 layer for layer in layers if layer < len(indexer_types) and indexer_types[layer] == "shared"
@@ -272,6 +272,7 @@ class GlmDsaLayout:
         if not rules:
             rules["otherwise"] = {layer for layer in layers if max(layer - 1, 0) % index_topk_freq != 0}
         shares_topk = _agreed("shares_topk", rules, num_layers)
+        # layers.sets.owns_index
         owns_index = {layer for layer in layers if layer >= num_layers or not (layer in shares_topk and elide_shared)}
         read.refuse(
             {layer for layer in layers if layer == 0 and layer in shares_topk},
@@ -284,11 +285,14 @@ class GlmDsaLayout:
             if role == "both" or (layer < num_layers) == (role == "target")
         ]
 
+        # spaces.logical
         logical_space = Space("logical", page_size=64, slots_per_token=host_to_device_ratio)
+        # spaces.device
         if hisparse:
             device_space = Space("device", page_size=64, slots_per_token=1)
         else:
             device_space = logical_space.paged("device", logical_space.page_size)
+        # formats.mla_row
         if kv_format == "bf16":
             mla_row_page = MLA_BF16_PAGE
         elif kv_format == "fp8_scaled":

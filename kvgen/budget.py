@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import dataclass
 from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
+WIDTH = 100
 ALLOCATOR_STEP = 2 * 2**20  # CUDA's caching allocator rounds large tensors up to this
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A layout priced for a number of tokens, with the memory it was asked to fit into, if any."""
+    """A layout priced for a number of tokens, with the memory it was asked to fit into, if any.
+
+    Where nothing grows with tokens, `unbounded` is true and the price is that of 0 tokens, the same as of any other.
+    """
 
     module: ModuleType
     layout: Any
     tokens: int
     memory: int | None
+    unbounded: bool = False
 
     @property
     def total_bytes(self) -> int:
@@ -45,7 +51,7 @@ class Budget:
             "defaults_used": {name: plain(value) for name, value in layout.defaults_used.items()},
             "bytes_per_token": plain(module.cell_size(layout)),
             "fixed_bytes": module.bytes_for(layout, 0),
-            "tokens": self.tokens,
+            "tokens": None if self.unbounded else self.tokens,
             "total_bytes": self.total_bytes,
             "host_bytes": module.host_bytes_for(layout, self.tokens),
             "memory_bytes": self.memory,
@@ -108,11 +114,12 @@ def render(budget: Budget, name: str) -> str:
     """The budget as a table, in at most 100 columns."""
     module, layout = budget.module, budget.layout
     choices = ", ".join(f"{key} {shown(value)}" for key, value in layout.choices.items())
-    lines = [f"{name}: {choices}", ""]
+    lines = [*_wrapped(f"{name}: ", choices, margin=""), ""]
+    tokens = "unbounded" if budget.unbounded else f"{budget.tokens:,}"
     if budget.memory is not None:
         lines.append(f"  memory           {budget.memory:>19,} bytes  {in_gib(budget.memory)}")
     lines += [
-        f"  tokens           {budget.tokens:>19,}        a multiple of {layout.granule:,}",
+        f"  tokens           {tokens:>19}        a multiple of {layout.granule:,}",
         f"  bytes per token  {shown(module.cell_size(layout)):>19}",
         f"  fixed            {module.bytes_for(layout, 0):>19,} bytes  reserved pages",
         f"  total            {budget.total_bytes:>19,} bytes  {in_gib(budget.total_bytes)}",
@@ -129,15 +136,17 @@ def render(budget: Budget, name: str) -> str:
     lines += _buffer_table(budget)
     used = ", ".join(f"{key} {_short(value)}" for key, value in layout.config_used.items())
     defaults = ", ".join(f"{key} {_short(value)}" for key, value in layout.defaults_used.items())
-    lines += ["", *_wrapped("config", used or "nothing")]
+    lines += ["", *_wrapped("config    ", used or "nothing")]
     if defaults:
-        lines += _wrapped("defaults", defaults)
+        lines += _wrapped("defaults  ", defaults)
     return "\n".join(lines) + "\n"
 
 
 def _buffer_table(budget: Budget) -> list[str]:
     rows = [("buffer", "space", "layers", "slot bytes", "page bytes", "slots", "bytes")]
     for buffer in budget.layout.buffers:
+        if not buffer.layers:
+            continue
         row = buffer_as_json(budget.module, budget.layout, buffer, budget.tokens)
         host = " (host)" if row["memory"] == "host" else ""
         numbers = [row["slots"], row["bytes"]]
@@ -185,11 +194,14 @@ def in_gib(number: int) -> str:
     return f"{hundredths // 100:,}.{hundredths % 100:02} GiB"
 
 
-def _wrapped(title: str, text: str, width: int = 100) -> list[str]:
-    lines, line = [], f"  {title:<9}"
-    for part in text.split(", "):
-        if len(line) + len(part) + 2 > width:
-            lines.append(line.rstrip())
-            line = " " * 11
-        line += f"{part}, "
-    return [*lines, line.rstrip(", ")]
+def _wrapped(title: str, text: str, margin: str = "  ") -> list[str]:
+    """A list of facts behind its title, later lines below the first fact."""
+    indent = " " * len(margin + title)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=margin + title,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

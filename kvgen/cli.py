@@ -258,13 +258,13 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
     module = compiled.namespace
     if memory is not None:
         tokens = module.max_tokens(layout, memory)
-        if tokens == module.UNBOUNDED:
-            tokens = 0  # nothing grows: price what there is
+    unbounded = tokens == module.UNBOUNDED
+    tokens = 0 if unbounded else tokens
     try:
         module.bytes_for(layout, tokens)
     except ValueError as error:
         raise usage(str(error)) from None
-    budget = Budget(module, layout, tokens, memory)
+    budget = Budget(module, layout, tokens, memory, unbounded)
     if arguments.format == "json":
         _print_json(budget.as_json(compiled.layout.name), stdout)
     else:

@@ -6,7 +6,9 @@ out of `Printer` as small trees that pysource.py lays out as a formatter would.
 
 from __future__ import annotations
 
+import keyword
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -67,6 +69,7 @@ from kvgen.views import (
 )
 
 IN_FROM_CONFIG = 2 * STEP  # columns in front of a statement there
+IN_DOCSTRING = 3 * STEP  # and in front of what its docstring says about an argument
 
 
 @dataclass(frozen=True)
@@ -348,6 +351,11 @@ class _Viewer:
                 continue
             paths = sorted(names(source))
             inner = {path: path.replace(".", "_") for path in paths}
+            odd = any(
+                keyword.iskeyword(name) or name in ("l", "min", "max", "math", "_divide") for name in inner.values()
+            )
+            if odd or len(set(inner.values())) < len(inner):
+                inner = {path: f"value_{position}" for position, path in enumerate(paths)}
             function = Lambda(", ".join(inner.values()), self.derived(source, inner))
             yield call("_Derived", Raw(quoted(show(source))), value(tuple(paths)), function)
 
@@ -386,8 +394,8 @@ class _Viewer:
             pairs = item.values
             if any(raw != named for raw, named in pairs):
                 self.used.add("renamed")
-                rows = ", ".join(f"{flat(value(raw))}: {flat(value(named))}" for raw, named in pairs)
-                return call("_renamed", Group("{", (Raw(rows),), "}"))
+                rows = tuple(Raw(f"{flat(value(raw))}: {flat(value(named))}") for raw, named in pairs)
+                return call("_renamed", Group("{", rows, "}"))
             return call("_one_of", *(value(named) for _, named in pairs))
         match item.kind:
             case "int" | "list":
@@ -419,7 +427,14 @@ class _Viewer:
     def choice_docs(self) -> Iterator[str]:
         for item in self.layout.parameters:
             if item.section == "choices":
-                yield f"{item.name}: {_domain(item)}; default {_plain(item.default)}."
+                line = docstring(f"{item.name}: {_domain(item)}; default {_plain(item.default)}.")
+                yield from textwrap.wrap(
+                    line,
+                    120 - IN_DOCSTRING,
+                    subsequent_indent=" " * STEP,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
         yield "role: target (the body, default), draft, or both."
         yield "start_layer, end_layer: the pipeline stage in global ids, end exclusive; the default is every layer."
 
@@ -454,7 +469,13 @@ class _Viewer:
         for step in self.layout.steps:
             if isinstance(step, LetLayout) and step.varies:
                 result = statement("return ", self.printer.code(step.value), IN_FROM_CONFIG + STEP)
-                yield StepView(is_function=True, name=step.name, annotation=annotations[step.name], result=result)
+                yield StepView(
+                    is_function=True,
+                    name=step.name,
+                    origin=step.origin,
+                    annotation=annotations[step.name],
+                    result=result,
+                )
             elif isinstance(step, SetLayout):
                 yield self.set_step(step)
 
@@ -469,7 +490,7 @@ class _Viewer:
     def set_step(self, step: SetLayout) -> StepView:
         if len(step.cases) == 1 and step.cases[0].when is None:
             text = statement(f"{step.name} = ", self.layer_set(step.cases[0].use), IN_FROM_CONFIG)
-            return StepView(is_set=True, name=step.name, assignment=text)
+            return StepView(is_set=True, name=step.name, origin=step.origin, assignment=text)
         self.used.add("agreed")
         rules = []
         for case in step.cases:
@@ -485,7 +506,7 @@ class _Viewer:
                 )
             )
         text = f"{step.name} = _agreed({quoted(step.name)}, rules, {flat(num_body(self.printer))})"
-        return StepView(is_rules=True, name=step.name, rules=tuple(rules), assignment=text)
+        return StepView(is_rules=True, name=step.name, origin=step.origin, rules=tuple(rules), assignment=text)
 
     # -- spaces
 
@@ -500,7 +521,9 @@ class _Viewer:
                 parent = case.use.parent
                 if isinstance(case.use, DerivedSpace) and parent is not None:
                     yield from visit(self.spaces[parent])
-            yield BlockView(text=self.branches(f"{space.name}_space", space.cases, self.space_code(space)))
+            yield BlockView(
+                origin=space.origin, text=self.branches(f"{space.name}_space", space.cases, self.space_code(space))
+            )
 
         for space in self.layout.spaces:
             yield from visit(space)
@@ -523,6 +546,8 @@ class _Viewer:
         return code
 
     def derived_page(self, space: SpaceLayout, form: DerivedSpace) -> Code:
+        if space.page_size is not None and form.divisor is not None:
+            return Raw(str(space.page_size))
         parent = Raw(f"{form.parent}_space.page_size")
         if form.operator is None:
             return parent
@@ -613,7 +638,8 @@ class _Viewer:
                 return self.printer.page_call(page, Raw("slots"))
 
             body = self.returns(cases, code, IN_FROM_CONFIG + STEP)
-            yield BlockView(text=f"\n{' ' * IN_FROM_CONFIG}def {name}_page_of(slots: int) -> Page:\n{body}\n")
+            text = f"{' ' * IN_FROM_CONFIG}def {name}_page_of(slots: int) -> Page:\n{body}"
+            yield BlockView(origin=f"formats.{name}", text=text)
 
     def page_slots(self, buffer: BufferLayout) -> Code:
         if buffer.slots is not None:
@@ -635,6 +661,7 @@ class _Viewer:
                 local = f"page_of_{buffer.name}"
             taken.add(local)
             self.page_locals[key] = local
+            origin = f"formats.{buffer.choice}"
 
             def code(page: Page, slots: Code = slots) -> Code:
                 return self.printer.page_call(page, slots)
@@ -642,9 +669,10 @@ class _Viewer:
             if buffer.varies:
                 margin = " " * IN_FROM_CONFIG
                 body = self.returns(buffer.pages, code, IN_FROM_CONFIG + STEP)
-                yield BlockView(text=f"\n{margin}def {local}(layer: int) -> Page:\n{body}\n")
+                text = f"{margin}def {local}(layer: int) -> Page:\n{body}\n"
+                yield BlockView(origin=origin, text=text, is_function=True)
             else:
-                yield BlockView(text=self.branches(local, buffer.pages, code))
+                yield BlockView(origin=origin, text=self.branches(local, buffer.pages, code))
 
     def buffer_checks(self) -> Iterator[str]:
         for buffer in self.layout.buffers:

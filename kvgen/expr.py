@@ -187,6 +187,7 @@ _TOKEN = re.compile(
     )""",
     re.VERBOSE | re.ASCII,
 )
+_BLANKS = " \t\n\r\f\v"  # what `\s` above skips
 _SLIPS = {
     "&&": "write `and`",
     "||": "write `or`",
@@ -248,11 +249,11 @@ class _Parser:
         self.depth = 0
 
     def _scan(self) -> Iterator[_Token]:
-        position, end = 0, len(self.text.rstrip())
+        position, end = 0, len(self.text.rstrip(_BLANKS))
         while position < end:
             match = _TOKEN.match(self.text, position)
             if match is None:
-                position += len(self.text[position:]) - len(self.text[position:].lstrip())
+                position += len(self.text[position:]) - len(self.text[position:].lstrip(_BLANKS))
                 raise self._unreadable(position)
             kind = str(match.lastgroup)
             token = _Token(kind, match[kind], match.start(kind), match.end(kind))

@@ -87,7 +87,8 @@ class Typing:
         name = expr.name
         if name in ("layer", "tokens", "requests", "offset"):
             if name not in place.words:
-                self.report("KV211", f"`{name}` has no value here", expr, _WHERE[name])
+                if name not in self.scope.entities:  # a name of the spec: refused as a word of the language
+                    self.report("KV211", f"`{name}` has no value here", expr, notes=(_WHERE[name],))
                 return None
             return {"layer": Int(0, MAX_LAYERS - 1), "offset": Int(0, PARAMETER_MAX)}.get(name, Ratio(sign=0))
         entity = self.scope.entities.get(name)
@@ -99,7 +100,8 @@ class Typing:
             self.report("KV210", f"unknown name `{name}`", expr, help)
             return None
         if entity.varies and "layer" not in place.words:
-            self.report("KV211", f"`{name}` depends on the layer, which has no value here", expr, _WHERE["layer"])
+            message = f"`{name}` depends on the layer, which has no value here"
+            self.report("KV211", message, expr, notes=(_WHERE["layer"],))
             return None
         if entity.optional and ("has", expr, None) not in place.facts:
             help = f"guard it, as in `has({name}) and …`, or give it a `default`"
@@ -169,13 +171,12 @@ class Typing:
 
     def arithmetic(self, expr: Binary, left: Int | Ratio, right: Int | Ratio) -> Type | None:
         operator = expr.operator
-        if operator in ("/", "//", "%") and least_sign(right) < 1:
-            help = "the divisor must be certain to be above 0: state `min: 1` for what it is made of"
-            self.report("KV215", f"`{show(expr.right)}` may be zero or less", expr.right, help)
+        if operator in ("/", "//", "%") and not self.divides(expr.right, right):
             return None
         if isinstance(left, Ratio) or isinstance(right, Ratio):
             if operator in ("//", "%"):
-                self.report("KV212", f"`{operator}` is for ints; a ratio is divided with `/`", expr)
+                help = "divide a ratio with `/`" if operator == "//" else None
+                self.report("KV212", f"`{operator}` is for ints, and one side is a ratio", expr, help)
                 return None
             return Ratio(sign=-1 if operator == "-" else min(least_sign(left), least_sign(right)))
         corners = [_APPLY[operator](a, b) for a in (left.low, left.high) for b in (right.low, right.high)]
@@ -187,6 +188,19 @@ class Typing:
             self.report("KV216", f"`{show(expr)}` may grow beyond {MAGNITUDE_MAX.bit_length() - 1} bits", expr, help)
             return None
         return Int(low, high)
+
+    def divides(self, expr: Expr, kind: Int | Ratio) -> bool:
+        """Whether a divisor is certain to be above 0; a problem where it is not."""
+        if least_sign(kind) > 0:
+            return True
+        if isinstance(kind, Int) and kind.low == kind.high:
+            self.report("KV215", f"division by {kind.low}", expr)
+            return False
+        help = "state `min: 1` for what it is made of"
+        if isinstance(expr, Call) and expr.function == "len":
+            help = f"guard it, as in `{show(expr)} > 0 and …`"
+        self.report("KV215", f"`{show(expr)}` is a divisor and may be 0 or less", expr, help)
+        return False
 
     def of_conditional(self, expr: Conditional, place: Place) -> Type | None:
         self.expect(expr.test, Bool, place)
@@ -207,7 +221,7 @@ class Typing:
                 return Text(words=words)
         if type(one) is type(other) and not isinstance(one, ListOf):
             return one
-        self.report("KV212", f"one side is {one}, the other {other}", expr)
+        self.report("KV212", f"one value is {one}, the other {other}", expr)
         return None
 
     def of_index(self, expr: Index, place: Place) -> Type | None:
@@ -220,8 +234,11 @@ class Typing:
             return None
         if not self.inside(expr, index, place):  # type: ignore[arg-type]
             shown, length = show(expr.index), f"len({show(expr.sequence)})"
-            help = f"guard it, as in `{shown} < {length} and …`, or `require` that the list is long enough"
-            self.report("KV214", f"`{show(expr)}` may lie outside the list", expr, help)
+            what = "text" if isinstance(sequence, Text) else "list"
+            help, notes = f"guard it, as in `{shown} < {length} and …`, or `require` that the {what} is long enough", ()
+            if index.low < 0:  # type: ignore[union-attr]
+                help, notes = f"write `max({shown}, 0)`", (f"`{shown}` may be below 0",)
+            self.report("KV214", f"`{show(expr)}` may lie outside the {what}", expr, help, notes)
         return Text(words=tuple(sequence.letters)) if isinstance(sequence, Text) else sequence.element  # type: ignore[arg-type]
 
     def inside(self, expr: Index, index: Int, place: Place) -> bool:
@@ -245,6 +262,9 @@ class Typing:
             kind = self.of(expr.arguments[0], place)
             if kind is not None and not isinstance(kind, ListOf) and not (isinstance(kind, Text) and kind.letters):
                 self.report("KV212", f"expected a list, found {kind}", expr.arguments[0])
+                return None
+            if kind is None:
+                return None
             positive = any(
                 high == expr and isinstance(low, Literal) and type(low.value) is int and low.value >= (kind_ == "<=")
                 for kind_, low, high in place.facts
@@ -265,19 +285,19 @@ class Typing:
                 return Int(min(lows), min(highs))
             case "max":
                 return Int(max(lows), max(highs))
-            case "cdiv" | "shard" if lows[1] < 1:
-                help = "the divisor must be certain to be above 0: state `min: 1` for what it is made of"
-                self.report("KV215", f"`{show(expr.arguments[1])}` may be zero or less", expr.arguments[1], help)
+            case "cdiv" | "shard" if not self.divides(expr.arguments[1], kinds[1]):
                 return None
             case "cdiv":
-                return Int(-(-lows[0] // (lows[1] if lows[0] < 0 else highs[1])), -(-highs[0] // lows[1]))
+                least, most = lows[1] if lows[0] < 0 else highs[1], highs[1] if highs[0] < 0 else lows[1]
+                return Int(-(-lows[0] // least), -(-highs[0] // most))
             case "shard":
                 return Int(min(1, lows[0]), max(1, highs[0]))
             case "gcd":
                 return Int(1 if max(lows) > 0 else 0, max(abs(high) for high in (*lows, *highs)))
         high = math.prod(max(1, abs(high)) for high in highs)
         if high > MAGNITUDE_MAX:
-            self.report("KV216", f"`{show(expr)}` may grow beyond {MAGNITUDE_MAX.bit_length() - 1} bits", expr)
+            help = "state a `max` for what it is made of"
+            self.report("KV216", f"`{show(expr)}` may grow beyond {MAGNITUDE_MAX.bit_length() - 1} bits", expr, help)
             return None
         return Int(1 if min(lows) > 0 else 0, high)
 
@@ -285,11 +305,12 @@ class Typing:
         name = expr.arguments[0]
         entity = self.scope.entities.get(name.name) if isinstance(name, Name) else None
         if not isinstance(name, Name):
-            self.report("KV212", "`has` asks for a name", name)
+            self.report("KV212", f"`has` asks about a name, not about `{show(name)}`", name)
         elif entity is None:
             self.report("KV210", f"unknown name `{name.name}`", name, suggest(name.name, self.scope.entities))
         elif not entity.optional:
-            self.report("KV213", f"`{name.name}` is never absent", name, "only names with `optional: true` can be")
+            notes = ("only a config parameter with `optional: true` can be absent",)
+            self.report("KV213", f"`{name.name}` is never absent", name, notes=notes)
         return Bool()
 
     def of_sizeof(self, expr: Call, place: Place) -> Type | None:
@@ -304,10 +325,11 @@ class Typing:
 
 _NAMES = {Int: "an int", Ratio: "a number", Bool: "a bool", Text: "a text", ListOf: "a list"}
 _WHERE = {
-    "layer": "it has one in layer sets, `layers` of a buffer, `require`, axes of fields, and in lets used there",
-    "tokens": "it has one in the `slots` of a space",
-    "requests": "it has one in the `slots` of a space",
-    "offset": "it has one in the `slot` and `where` of a space",
+    "layer": "`layer` has a value in layer sets (not in `when`), in the `layers` of a buffer, in `require`, in axes, "
+    "and in lets used there",
+    "tokens": "`tokens` has a value in the `slots` of a space",
+    "requests": "`requests` has a value in the `slots` of a space",
+    "offset": "`offset` has a value in the `slot` and `where` of a space",
 }
 
 _APPLY: dict[str, Callable[[int, int], int]] = {

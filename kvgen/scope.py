@@ -161,6 +161,8 @@ def scope_of(spec: Spec) -> tuple[Scope, list[Problem]]:
         item = definitions[name]
         varies = any(scope.varies(expr) for expr in _expressions(item)) or isinstance(item, LayerSet)
         scope.entities.setdefault(name, Entity(name, None, item.name.span, item.path, varies=varies, definition=item))
+    for name, item in definitions.items():  # those without a place in the order: a name still, of no type
+        scope.entities.setdefault(name, Entity(name, None, item.name.span, item.path))
     facts = [fact for that in plain if not scope.varies(that) for fact in scope.truths(that)]
     if spec.layers is not None and (
         spec.layers.draft is None or spec.layers.draft == Literal(value=0, span=spec.layers.span)
@@ -232,7 +234,7 @@ def _sorted_by_need(spec: Spec, definitions: Mapping[str, Let | LayerSet], probl
         if len(trail) > 100:
             item = definitions[name]
             problems.append(
-                Problem("KV218", "more than 100 names that need each other", Label(item.name.span), path=item.path)
+                Problem("KV218", "more than 100 names that each need the next", Label(item.name.span), path=item.path)
             )
             done[name] = False
             return False

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Generic, TypeVar
 
-from kvgen.expr import Binary, Expr, Literal, Name, parse
+from kvgen.expr import Binary, Expr, Literal, Name, parse, show
 from kvgen.problems import Label, Problem, Span
 from kvgen.schema import check_schema
 from kvgen.source import Entry, Mapping, Node, Scalar, Sequence, Source, excerpt_text, plain, read_source
@@ -312,7 +312,7 @@ def _load_fragment(
     if not is_plain_path(include.file):
         refuse(f"`{include.file}` is not a plain path", "name a .yaml file beside or below this one")
         return None
-    if [other.file for other in layout.includes].index(include.file) < layout.includes.index(include):
+    if next(other for other in layout.includes if other.file == include.file) is not include:
         refuse(f"`{include.file}` is included twice")
         return None
     file = posixpath.join(posixpath.dirname(layout.file), include.file)
@@ -418,7 +418,7 @@ class _Builder:
         self.problems.append(Problem(code, message, Label(span), help=help, path=path))
 
     def _unsupported(self, span: Span, what: str) -> None:
-        verb = "are" if what.endswith(("s", "s`")) else "is"
+        verb = "is" if what.startswith("`") else "are"
         self._report("KV205", f"{what} {verb} not supported yet", span, "")
 
     def _cases(self, node: Node, path: str, build: Callable[[Node, str], T]) -> tuple[Case[T], ...]:
@@ -472,7 +472,9 @@ class _Builder:
             nodes = source.items if isinstance(source, Sequence) else (source,) if source is not None else ()
             sources = tuple(self._expr(item, f"{path}.from") for item in nodes)
         if domain is None and kind == "list":
-            self._report("KV203", "a list needs `of`: the domain of its elements, or `int`", entry.key.span, path)
+            help = "add `of: int`, or `of: [a, b]` with the words that an element can be"
+            message = f"`{entry.key.value}` is a list and does not say what its elements are"
+            self._report("KV203", message, entry.key.span, path, help)
         return Parameter(
             name=self._ident(entry.key),
             section=section,
@@ -561,7 +563,7 @@ class _Builder:
                 operator, divisor = formula.operator, formula.right
             case _:
                 help = "write `offset`, `offset // n` or `offset % n`"
-                self._report("KV204", "not a slot formula", slot.span, f"{path}.slot", help)
+                self._report("KV204", f"`{show(formula)}` is not a slot formula", slot.span, f"{path}.slot", help)
         assert parent is not None
         where = self._optional(node, "where", path)
         return Derived(parent=parent, operator=operator, divisor=divisor, where=where)
@@ -623,7 +625,7 @@ class _Builder:
                     axes.append(Axis(extent=expr.left, coarse=expr.right, span=span))
                 case _:
                     help = "an axis is a number, a name, or `name//n`; give a longer expression a name under `let`"
-                    self._report("KV203", "not an axis", span, path, help)
+                    self._report("KV203", f"`{show(expr)}` is not an axis", span, path, help)
         return Ident(match[1], node.part(match.start(1), match.end(1))), tuple(axes)
 
     def _quant(self, node: Mapping) -> Quant:
@@ -689,7 +691,7 @@ class _Builder:
             case _:
                 if expr is not None:
                     help = "a piece is `axis`, `axis//m`, `axis%n` or `axis//m%n`"
-                    self._report("KV204", "not a piece of an axis", span, path, help)
+                    self._report("KV204", f"`{show(expr)}` is not a piece of an axis", span, path, help)
                 axis = Name(name="slot", span=span)
         return Piece(axis=Ident(axis.name, axis.span), low=low, count=count, span=span)
 

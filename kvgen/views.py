@@ -45,6 +45,7 @@ class StepView:
     is_set: bool = False
     is_rules: bool = False
     name: str = ""
+    origin: str
     annotation: str = ""
     result: str = ""
     assignment: str = ""
@@ -53,9 +54,11 @@ class StepView:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockView:
-    """Statements of from_config that hang together."""
+    """Statements of from_config that hang together, or a function inside it."""
 
+    origin: str
     text: str
+    is_function: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,7 +187,7 @@ def test_elision_gives_the_published_gain() -> None:
     dense = glm_5_2(kv_format="fp8_raw", elide_shared=False)
     elided = glm_5_2(kv_format="fp8_raw")
     assert (cell_size(dense), cell_size(elided)) == (55224, 47700)
-    # The budgets that hold exactly 2,430,528 = 37,977 x 64 tokens where every layer has an indexer, reserved page apart.
+    # The budgets that hold exactly 2,430,528 = 37,977 x 64 tokens with an indexer in every layer, reserved page apart.
     least = 37_977 * 64 * 55224
     greatest = 37_978 * 64 * 55224 - 1
 
@@ -219,7 +219,8 @@ def test_a_budget_below_the_reserved_pages_holds_nothing() -> None:
 
 @pytest.mark.parametrize("choices", [{}, {"kv_format": "bf16"}, {"kv_format": "fp8_raw", "host_to_device_ratio": 4}])
 def test_owners_of_glm_5_2(choices: dict[str, Any]) -> None:
-    assert len(OWNERS) == len(OWNERS_BY_FREQUENCY) == 21 and OWNERS & OWNERS_BY_FREQUENCY == {0, 1}
+    assert len(OWNERS) == len(OWNERS_BY_FREQUENCY) == 21
+    assert set(range(2)) == OWNERS & OWNERS_BY_FREQUENCY
     assert owners(model_config("glm-5.2"), **choices) == OWNERS
     assert owners(model_config("glm-5.2"), elide_shared=False, **choices) == set(range(78))
     assert glm_5_2(**choices).layers("kv") == tuple(range(78))
@@ -610,21 +611,28 @@ def test_what_is_no_config(config: object) -> None:
     assert repr(config) in line and "config" in line
 
 
-@pytest.mark.parametrize("text", ["{", '{"num_hidden_layers": 4,}', "", "[" * 100_000, "[1, 2]", "null", "kv: 1"])
-def test_a_file_that_holds_no_config(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(text, encoding="utf-8")
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b'{"num_hidden_layers": 4,}',
+        b"",
+        b"kv: 1",
+        b"[" * 100_000,
+        b'{"num_hidden_layers": "\xff"}',  # not UTF-8
+        b"null",
+        b"[1, 2]",
+        b'"config.json"',
+        b"4",
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+def test_a_file_that_holds_no_config(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_bytes(content)
     for form in (path, str(path)):
         (line,) = refused(form)
-        assert line.startswith("glm_dsa: ")
-        assert "config.json" in line
-
-
-def test_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_bytes(b'{"num_hidden_layers": "\xff"}')
-    (line,) = refused(path)
-    assert str(path) in line
+        assert str(path) in line and "JSON" in line
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -722,18 +730,17 @@ made = Layout.from_config(sys.argv[1], kv_format="bf16", role="both")
 print(made == sent, made.fingerprint, sent.fingerprint, sent.page_fingerprint("kv"), bytes_for(sent, 4096))
 """
     layout = glm_5_2(kv_format="bf16", role="both")
-    for seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(CONFIGS / "glm-5.2.json")],
-            input=pickle.dumps(layout),
-            capture_output=True,
-            cwd=ROOT,
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
-        )
-        assert done.returncode == 0, done.stderr.decode()
-        # 4160 x (79 x 1152 + 22 x 132) = 4160 x 93912
-        expected = [True, layout.fingerprint, layout.fingerprint, layout.page_fingerprint("kv"), 390_673_920]
-        assert done.stdout.decode().split() == [str(item) for item in expected]
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(CONFIGS / "glm-5.2.json")],
+        input=pickle.dumps(layout),
+        capture_output=True,
+        cwd=ROOT,
+        env={"PYTHONHASHSEED": "1", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    # 4160 x (79 x 1152 + 22 x 132) = 4160 x 93912
+    expected = [True, layout.fingerprint, layout.fingerprint, layout.page_fingerprint("kv"), 390_673_920]
+    assert done.stdout.decode().split() == [str(item) for item in expected]
 
 
 def test_a_refusal_survives_pickling() -> None:
@@ -835,19 +842,20 @@ def test_token_counts_are_multiples_of_the_page(choices: dict[str, Any]) -> None
         lambda tokens: Pool(layout, tokens, device="meta"),
     ]
     for call in calls:
-        for tokens, below, above in ((1, 0, 64), (63, 0, 64), (100, 64, 128), (4095, 4032, 4096)):
+        for tokens, below, above in (
+            (1, 0, 64),
+            (63, 0, 64),
+            (100, 64, 128),
+            (4095, 4032, 4096),
+            (-1, 0, 64),
+            (-64, 0, 64),
+        ):
             with pytest.raises(ValueError, match=rf"64, not {tokens};.* {below} and {above}$"):
                 call(tokens)
         for wrong in (True, 64.0, "64", None):
             with pytest.raises(ValueError, match="tokens"):
                 call(wrong)
         call(0)
-
-
-def test_negative_token_counts_name_the_nearest_two() -> None:
-    for tokens in (-1, -64, -1000):
-        with pytest.raises(ValueError, match=f"{tokens}.* 0 and 64$"):
-            bytes_for(glm_5_2(), tokens)
 
 
 def test_requests_cost_nothing_here_but_are_counted() -> None:
