@@ -9,10 +9,11 @@ from __future__ import annotations
 import keyword
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from kvgen.cases import try_cases
-from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, names, show, walk
+from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, children, names, show, walk
 from kvgen.facts import Place
 from kvgen.fold import FoldError
 from kvgen.page import fields_of, resolve_page
@@ -21,7 +22,7 @@ from kvgen.scope import Scope, names_of_format, scope_of, type_cases
 from kvgen.size import Size
 from kvgen.space import affine, page_sizes, page_slots
 from kvgen.spec import Buffer, Derived, Field, Format, Ident, Operation, Parameter, Plane, Root, Spec
-from kvgen.types import WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, suggest
+from kvgen.types import WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, closest, suggest
 
 CODES = {
     "KV240": "a name defined twice",
@@ -71,6 +72,10 @@ TAKEN = frozenset(  # names that `from_config` and the layout class use themselv
         "host_bytes_for",
         "max_tokens",
         "max_requests",
+        "page_bytes",
+        "int",
+        "str",
+        "bool",
         "min",
         "max",
         "len",
@@ -111,7 +116,10 @@ def check_spec(spec: Spec) -> tuple[Scope, list[Problem]]:
     scope, problems = scope_of(spec)
     for check in CHECKS:
         problems += check(spec, scope)
-    return scope, list(dict.fromkeys(problems))
+    unmet = {label.span.file for problem in problems if problem.code == "KV246" for label in problem.secondary}
+    # a fragment without what it needs is judged no further
+    kept = [item for item in problems if item.primary.span.file not in unmet or item.code == "KV240"]
+    return scope, list(dict.fromkeys(kept))
 
 
 def check_defined_once(spec: Spec, scope: Scope) -> Iterator[Problem]:
@@ -121,12 +129,14 @@ def check_defined_once(spec: Spec, scope: Scope) -> Iterator[Problem]:
         first: dict[str, tuple[Ident, str]] = {}
         for item in group:
             if item.name.text in first:
-                before, path = first[item.name.text]
+                here, (there, path) = item.name, first[item.name.text]
+                if here.span.file != spec.file:  # a fragment's: the place to look at is this file's
+                    here, there, path = there, here, item.path
                 yield Problem(
                     "KV240",
-                    f"`{item.name}` is defined twice",
-                    Label(item.name.span),
-                    secondary=(Label(before.span, f"first defined here, as `{path}`"),),
+                    f"`{here}` is defined twice",
+                    Label(here.span),
+                    secondary=(Label(there.span, f"also defined here, as `{path}`"),),
                     help="rename one of them",
                     path=item.path,
                 )
@@ -147,6 +157,7 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
         yield refuse(spec.name, f"is longer than {NAME_LENGTH_MAX} letters", spec.kind)
     sets = spec.layers.sets if spec.layers is not None else ()
     valued = (*spec.parameters, *spec.lets, *sets)
+    made = _made_names(spec)
     for item in (*valued, *spec.formats, *spec.spaces, *spec.buffers, *spec.operations):
         name = item.name.text
         if keyword.iskeyword(name):
@@ -155,24 +166,28 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
             yield refuse(item.name, "is a word of the language", item.path)
         elif name in TAKEN and item in valued:
             yield refuse(item.name, "has a meaning in the generated module", item.path)
-        elif name.endswith(("_page", "_page_of", "_space")) and item in valued and _made_name(spec, name):
-            yield refuse(item.name, f"is what the generated module calls `{_made_name(spec, name)}`", item.path)
+        elif item in valued and (path := made.get(name)):
+            yield refuse(item.name, f"is what the generated module calls a part of `{path}`", item.path)
     for operation in spec.operations:
         if operation.name.text in POOL_NAMES:
             yield refuse(operation.name, "is a method or attribute of every pool", operation.path)
 
 
-def _made_name(spec: Spec, name: str) -> str | None:
-    made = {f"{item.name}_page": item.path for item in spec.formats}
+def _made_names(spec: Spec) -> dict[str, str]:
+    """Names that the generated module makes of others, and what they are made for."""
+    made = {f"{field.name}_offset": field.path for item in spec.formats for field in item.fields}
+    made |= {f"pad_{position}_offset": item.path for item in spec.formats for position in range(len(item.page))}
+    made |= {f"{item.name}_page": item.path for item in spec.formats}
     made |= {f"{item.name}_page_of": item.path for item in spec.formats}
     made |= {f"page_of_{item.name}": item.path for item in spec.buffers}
     made |= {f"{item.name}_space": item.path for item in spec.spaces}
-    return made.get(name)
+    return made
 
 
 def check_used(spec: Spec, scope: Scope) -> Iterator[Problem]:
     """KV242: nothing is defined for nothing. What a fragment offers need not all be taken."""
     used = _used_names(spec, scope)
+    used |= {str(closest(name, scope.entities)) for name in used if name not in scope.entities}  # misspelt uses
     sets = spec.layers.sets if spec.layers is not None else ()
     own = [item for item in (*spec.parameters, *spec.lets, *sets) if item.name.span.file == spec.file]
     for item in own:
@@ -182,8 +197,9 @@ def check_used(spec: Spec, scope: Scope) -> Iterator[Problem]:
     if spec.kind == "fragment":
         return
     formats = _reached_formats(spec, scope)
+    known = {format.name.text for format in spec.formats}
     for format in spec.formats:
-        if format.name.text not in formats and format.name.span.file == spec.file:
+        if format.name.text not in formats and format.name.span.file == spec.file and formats <= known:
             yield _unused(format.name, format.path)
     spaces = {buffer.space.text for buffer in spec.buffers}
     for _ in spec.spaces:
@@ -194,8 +210,9 @@ def check_used(spec: Spec, scope: Scope) -> Iterator[Problem]:
             for case in space.cases
             if case.use.parent is not None
         }
+    known = {space.name.text for space in spec.spaces}
     for space in spec.spaces:
-        if space.name.text not in spaces:
+        if space.name.text not in spaces and spaces <= known:
             yield _unused(space.name, space.path)
 
 
@@ -244,9 +261,11 @@ def _reached_formats(spec: Spec, scope: Scope) -> set[str]:
     found: set[str] = set()
     while waiting:
         name = waiting.pop()
-        if name in found or name not in formats:
+        if name in found:
             continue
         found.add(name)
+        if name not in formats:
+            continue  # reported where it is named
         waiting += [case.use.text for case in formats[name].cases]
         if formats[name].same_fields_as is not None:
             waiting.append(str(formats[name].same_fields_as))
@@ -265,7 +284,10 @@ def check_references(spec: Spec, scope: Scope) -> Iterator[Problem]:
 
     def find(name: Ident, known: set[str], what: str, path: str) -> Iterator[Problem]:
         if name.text not in known:
-            help = suggest(name.text, known) or (f"the {what}s are {', '.join(sorted(known))}" if known else None)
+            listed = ", ".join(f"`{item}`" for item in sorted(known))
+            help = suggest(name.text, known) or (
+                f"there {'are' if len(known) > 1 else 'is'} {listed}" if known else None
+            )
             yield Problem("KV243", f"unknown {what} `{name}`", Label(name.span), help=help, path=path)
 
     for format in spec.formats:
@@ -273,6 +295,9 @@ def check_references(spec: Spec, scope: Scope) -> Iterator[Problem]:
             yield from find(case.use, formats, "format", format.path)
         if format.same_fields_as is not None:
             yield from find(format.same_fields_as, formats, "format", f"{format.path}.fields")
+            if any(item.cases and item.name == format.same_fields_as for item in spec.formats):
+                message = f"`{format.same_fields_as}` stands for other formats and has no fields of its own"
+                yield Problem("KV243", message, Label(format.same_fields_as.span), path=f"{format.path}.fields")
     for space in spec.spaces:
         for case in space.cases:
             if case.use.parent is not None:
@@ -297,22 +322,28 @@ def check_no_circles(spec: Spec, scope: Scope) -> Iterator[Problem]:
         for item in spec.spaces
     }
     for items, edges in ((spec.formats, formats), (spec.spaces, spaces)):
+        told: set[str] = set()
         for item in items:
-            if _reaches(item.name.text, item.name.text, edges):
-                yield Problem("KV244", f"`{item.name}` leads back to itself", Label(item.name.span), path=item.path)
+            circle = _circle(item.name.text, edges)
+            if circle and not told & set(circle):
+                notes = (" -> ".join(f"`{name}`" for name in circle),)
+                message = f"`{item.name}` leads back to itself"
+                yield Problem("KV244", message, Label(item.name.span), notes=notes, path=item.path)
+            told |= set(circle)
 
 
-def _reaches(start: str, goal: str, edges: dict[str, list[str]]) -> bool:
+def _circle(start: str, edges: dict[str, list[str]]) -> tuple[str, ...]:
+    """The shortest way from a name back to it, both ends included; nothing where there is none."""
     seen: set[str] = set()
-    waiting = list(edges.get(start, ()))
-    while waiting:
-        name = waiting.pop()
-        if name == goal:
-            return True
-        if name not in seen:
-            seen.add(name)
-            waiting += edges.get(name, ())
-    return False
+    ways: list[tuple[str, ...]] = [(start,)]
+    for way in ways:
+        for name in edges.get(way[-1], ()):
+            if name == start:
+                return (*way, name)
+            if name not in seen:
+                seen.add(name)
+                ways.append((*way, name))
+    return ()
 
 
 def check_parameters(spec: Spec, scope: Scope) -> Iterator[Problem]:
@@ -333,7 +364,7 @@ def _check_parameter(item: Parameter) -> Iterator[Problem]:
         if key in item.spans and item.kind not in ("int", "ratio"):
             yield refuse(key, f"`{key}` is for an int or a ratio, and `{item.name}` is a {item.kind}")
         elif key in item.spans and item.kind == "int" and not isinstance(_limit(item, key), int):
-            yield refuse(key, f"`{key}` of an int must be an integer")
+            yield refuse(key, f"`{key}` is {_written(_limit(item, key))}, and `{item.name}` is an int")
     if item.values is not None:
         named = [value for _, value in item.values]
         if len({type(value) for value in named}) > 1:
@@ -342,6 +373,7 @@ def _check_parameter(item: Parameter) -> Iterator[Problem]:
             yield refuse("of", f"`{item.name}` is an int, and its values are not")
         elif item.kind in ("bool", "ratio"):
             yield refuse("of", f"a {item.kind} has no `of`")
+            return
     if item.letters is not None and len(set(item.letters)) < len(item.letters):
         yield refuse("of", f"a letter of `{item.name}` is there twice")
     if item.has_default and item.optional:
@@ -351,14 +383,6 @@ def _check_parameter(item: Parameter) -> Iterator[Problem]:
     for key, value in (("is", item.equals), ("default", item.default)):
         if value is not None and (why := why_outside(item, value)):
             yield refuse(key, f"{_written(value)} {why}")
-    if item.section == "choices" and not item.has_default:
-        yield Problem(
-            "KV245",
-            f"`{item.name}` has no default",
-            Label(item.name.span),
-            help="every choice has a `default`",
-            path=item.path,
-        )
 
 
 def _limit(item: Parameter, key: str) -> int | Fraction | None:
@@ -366,13 +390,20 @@ def _limit(item: Parameter, key: str) -> int | Fraction | None:
 
 
 def _written(value: object) -> str:
-    return {True: "true", False: "false"}.get(value, f"`{value}`") if isinstance(value, bool) else f"`{value}`"
+    """A value as the author writes it, in backticks."""
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def why_outside(item: Parameter, value: object) -> str | None:
     """Why a value is not in the domain of a parameter, or None."""
     if item.kind == "list":
-        return None if isinstance(value, tuple) else "is not a list"
+        if not isinstance(value, tuple):
+            return "is not a list"
+        element = replace(item, kind="int" if item.values is None else "text")
+        reasons = ((part, why_outside(element, part)) for part in value)
+        return next((f"has an element that {why}: {_written(part)}" for part, why in reasons if why is not None), None)
     if item.values is not None:
         named = [known for _, known in item.values]
         if not any(type(known) is type(value) and known == value for known in named):
@@ -384,7 +415,7 @@ def why_outside(item: Parameter, value: object) -> str | None:
     if isinstance(value, (int, Fraction)) and not isinstance(value, bool):
         low = 0 if item.minimum is None else item.minimum
         if value < low:
-            return f"is below {low}"
+            return f"is below {low}" if item.minimum is not None else "is below 0, and no `min` is stated"
         if item.maximum is not None and value > item.maximum:
             return f"is above {item.maximum}"
     if item.letters is not None and isinstance(value, str) and not set(value) <= set(item.letters):
@@ -398,24 +429,33 @@ def check_sources(spec: Spec, scope: Scope) -> Iterator[Problem]:
         for source in item.sources:
             if isinstance(source, Name):
                 continue
-            for part in walk(source):
-                allowed = (
-                    isinstance(part, Name)
-                    or (isinstance(part, Literal) and type(part.value) is int)
-                    or (isinstance(part, Binary) and part.operator in ("+", "-", "*", "/"))
-                    or (isinstance(part, Unary) and part.operator == "-")
-                    or (isinstance(part, Call) and part.function in ("min", "max", "lcm", "gcd"))
-                )
-                if not allowed:
-                    help = "a source is a dotted path, or integers and paths with + - * / min max lcm gcd"
-                    yield Problem(
-                        "KV251", f"`{show(part)}` is not part of a source", Label(part.span), help=help, path=item.path
-                    )
+            for part in _no_part_of_a_source(source):
+                help = "a source is a dotted path, or integers and paths with + - * / min max lcm gcd"
+                message = f"`{show(part)}` cannot be part of a source"
+                yield Problem("KV251", message, Label(part.span), help=help, path=item.path)
             if not names(source):
-                yield Problem("KV251", "a source without a path", Label(source.span), path=item.path)
+                message = f"`{show(source)}` reads nothing from the config"
+                help = "name a field of the config; a constant belongs under `let`"
+                yield Problem("KV251", message, Label(source.span), help=help, path=item.path)
             if item.kind != "int":
                 message = f"`{item.name}` is a {item.kind}; only an int is computed from several fields"
                 yield Problem("KV251", message, Label(source.span), path=item.path)
+
+
+def _no_part_of_a_source(expr: Expr) -> Iterator[Expr]:
+    """The outermost parts that the reader of a config cannot compute."""
+    match expr:
+        case Name():
+            return
+        case Literal() if type(expr.value) is int:
+            return
+        case (
+            Binary(operator="+" | "-" | "*" | "/") | Unary(operator="-") | Call(function="min" | "max" | "lcm" | "gcd")
+        ):
+            for part in children(expr):
+                yield from _no_part_of_a_source(part)
+        case _:
+            yield expr
 
 
 def check_needs(spec: Spec, scope: Scope) -> Iterator[Problem]:
@@ -440,10 +480,11 @@ def check_needs(spec: Spec, scope: Scope) -> Iterator[Problem]:
                 allowed = [value for _, value in need.values]
                 outside = [word for word in words or () if word not in allowed]
                 if words is None:
-                    yield refuse(f"`{include.file}` needs `{name}` to be one of {', '.join(map(str, allowed))}")
+                    listed = ", ".join(_written(value) for value in allowed)
+                    yield refuse(f"`{include.file}` needs `{name}` to be one of {listed}, and it is {entity.type}")
                 elif outside:
-                    listed = ", ".join(f"`{word}`" for word in outside)
-                    yield refuse(f"`{include.file}` does not know {listed} of `{name}`")
+                    listed = " or ".join(_written(word) for word in outside)
+                    yield refuse(f"`{name}` can be {listed}, which `{include.file}` does not know")
 
 
 def _article(kind: str) -> str:
@@ -466,7 +507,8 @@ def check_requires(spec: Spec, scope: Scope) -> Iterator[Problem]:
             kind = scope.expect(expr, Int, Place(path), problems)
             yield from _foldable(scope, expr, path)
             if isinstance(kind, Int) and kind.low < 0:
-                yield Problem("KV212", "a number of layers may be below 0", Label(expr.span), path=path)
+                help = "state a `min` for what it is made of"
+                yield Problem("KV212", "the number of layers may be below 0", Label(expr.span), help=help, path=path)
     yield from problems
 
 
@@ -475,7 +517,8 @@ def _foldable(scope: Scope, expr: Expr, path: str) -> Iterator[Problem]:
     try:
         scope.fold(expr)
     except FoldError as error:
-        yield Problem("KV217", error.message, Label(error.span), path=path)
+        if not error.reported:
+            yield Problem("KV217", error.message, Label(error.span), path=path)
 
 
 def check_cases(spec: Spec, scope: Scope) -> Iterator[Problem]:
@@ -484,27 +527,29 @@ def check_cases(spec: Spec, scope: Scope) -> Iterator[Problem]:
     for item in (*sets, *spec.spaces, *spec.formats):
         if not item.cases or (len(item.cases) == 1 and item.cases[0].when is None):
             continue
-        for position, case in enumerate(item.cases[:-1]):
-            if case.when is None:
-                message = f"the cases after this one of `{item.name}` are never reached"
-                yield Problem(
-                    "KV247", message, Label(case.span), help="the case without `when` comes last", path=item.path
-                )
+        told: set[int] = set()  # cases whose fault is known
+        for position, case in enumerate(item.cases):
+            if case.when is None and position < len(item.cases) - 1:
+                message = f"the cases of `{item.name}` after the one without `when` are never reached"
+                help = "the case without `when` comes last"
+                yield Problem("KV247", message, Label(case.span), help=help, path=item.path)
+                told |= set(range(position, len(item.cases)))
                 break
-            if position and case.when in [other.when for other in item.cases[:position]]:
+            if case.when is not None and case.when in [other.when for other in item.cases[:position]]:
                 yield Problem("KV247", f"a case of `{item.name}` is there twice", Label(case.when.span), path=item.path)
+                told.add(position)
         trial = try_cases(scope, item.cases, all_apply=item in sets)
         if (
             trial.uncovered is not None and spec.kind == "layout"
         ):  # what a fragment leaves out, its layout must rule out
-            values = ", ".join(f"{name} = {value}" for name, value in trial.uncovered.items())
-            message = f"no case of `{item.name}` holds" + (f" for {values}" if values else "")
+            values = " and ".join(f"`{name}` is {_written(value)}" for name, value in trial.uncovered.items())
+            message = f"no case of `{item.name}` holds" + (f" where {values}" if values else "")
             help = "add a case, a last one without `when`, or a `require` that rules it out"
             yield Problem("KV247", message, Label(item.name.span), help=help, path=item.path)
         if item.name.span.file == spec.file:
             for position in trial.dead:
                 case = item.cases[position]
-                if case.when is not None:
+                if case.when is not None and position not in told:
                     message = f"this case of `{item.name}` never holds"
                     yield Problem("KV247", message, Label(case.when.span), path=f"{item.path}[{position}]")
 
@@ -538,7 +583,7 @@ def check_spaces(spec: Spec, scope: Scope) -> Iterator[Problem]:
 def _check_root(scope: Scope, root: Root, place: Place) -> Iterator[Problem]:
     problems: list[Problem] = []
 
-    def refuse(message: str, expr: Expr, key: str, help: str | None = None) -> Problem:
+    def refuse(message: str, help: str | None, expr: Expr, key: str) -> Problem:
         return Problem("KV248", message, Label(expr.span), help=help, path=f"{place.path}.{key}")
 
     at_slots = Place(f"{place.path}.slots", frozenset({"tokens", "requests"}), place.facts)
@@ -548,19 +593,25 @@ def _check_root(scope: Scope, root: Root, place: Place) -> Iterator[Problem]:
         try:
             if affine(scope, root.slots) is None:
                 help = "write a sum of `tokens` and `requests` times numbers"
-                yield refuse("`slots` must be affine in `tokens` and `requests`", root.slots, "slots", help)
+                yield refuse("`slots` is not affine in `tokens` and `requests`", help, root.slots, "slots")
             elif (kind.low if isinstance(kind, Int) else kind.sign) < 0:
                 help = "only add; state a `min` for what it is made of"
-                yield refuse("`slots` may be below 0", root.slots, "slots", help)
+                yield refuse("`slots` may be below 0", help, root.slots, "slots")
         except FoldError:
             pass  # reported above
     for expr, key, least in ((root.page, "page", 1), (root.reserve, "reserve", 0)):
         kind = scope.expect(expr, Int, Place(f"{place.path}.{key}", facts=place.facts), problems)
         yield from _foldable(scope, expr, f"{place.path}.{key}")
         if isinstance(kind, Int) and kind.low < least:
-            help = f"state `min: {least}` for what it is made of"
-            yield refuse(f"`{key}` may be below {least}", expr, key, help)
+            yield refuse(*_too_low(f"`{key}`", kind, least), expr, key)
     yield from problems
+
+
+def _too_low(what: str, kind: Int, least: int) -> tuple[str, str | None]:
+    """The message and help for a number that is, or may be, below `least`."""
+    if kind.low == kind.high:
+        return f"{what} is {kind.low}, and the least is {least}", None
+    return f"{what} may be below {least}", f"state `min: {least}` for what it is made of"
 
 
 def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place, name: str) -> Iterator[Problem]:
@@ -569,8 +620,8 @@ def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place, nam
         kind = scope.expect(derived.divisor, Int, Place(f"{place.path}.slot", facts=place.facts), problems)
         yield from _foldable(scope, derived.divisor, f"{place.path}.slot")
         if isinstance(kind, Int) and kind.low < 1:
-            message = f"`{show(derived.divisor)}` may be below 1"
-            yield Problem("KV248", message, Label(derived.divisor.span), path=f"{place.path}.slot")
+            message, help = _too_low("the divisor of a slot", kind, 1)
+            yield Problem("KV248", message, Label(derived.divisor.span), help=help, path=f"{place.path}.slot")
         elif kind is not None:
             folded = scope.fold(derived.divisor)
             parents = page_sizes(spec, scope, derived.parent.text, (name,)) or set()
@@ -598,8 +649,7 @@ def check_buffers(spec: Spec, scope: Scope) -> Iterator[Problem]:
             kind = scope.expect(expr, Int, Place(f"{buffer.path}.{key}"), problems)
             yield from _foldable(scope, expr, f"{buffer.path}.{key}")
             if isinstance(kind, Int) and kind.low < 1:
-                message = f"`{key}` may be below 1"
-                help = "state `min: 1` for what it is made of"
+                message, help = _too_low(f"`{key}`", kind, 1)
                 yield Problem("KV249", message, Label(expr.span), help=help, path=f"{buffer.path}.{key}")
         if buffer.split is not None:
             scope.expect(buffer.split, Bool, Place(f"{buffer.path}.split"), problems)
@@ -626,7 +676,7 @@ def check_pages(spec: Spec, scope: Scope) -> Iterator[Problem]:
     problems: list[Problem] = []
     if spec.kind == "fragment":
         for format in spec.formats:
-            if not format.cases:
+            if fields_of(scope, format):
                 resolve_page(scope, format, ALL_SLOTS, problems)
         yield from problems
         return
@@ -637,7 +687,7 @@ def check_pages(spec: Spec, scope: Scope) -> Iterator[Problem]:
         except FoldError:
             continue  # reported with the buffer
         for name in sorted(_targets(formats, buffer.format.text)):
-            if slots is not None:
+            if slots is not None and fields_of(scope, formats[name]):
                 resolve_page(scope, formats[name], slots, problems)
     yield from problems
 
@@ -667,9 +717,9 @@ def _check_operation(
         return Problem("KV250", message, Label(name.span), help=help, path=operation.path)
 
     if operation.buffers is not None and operation.verb in ("move", "save", "restore"):
-        yield refuse(f"`{operation.verb}` is of `all` buffers", operation.name, f"write `{operation.verb}: all`")
+        yield refuse(f"`{operation.verb}` works on every buffer", operation.name, f"write `{operation.verb}: all`")
     if operation.buffers is None and operation.verb not in ("move", "save", "restore"):
-        yield refuse(f"`{operation.verb}` names its buffers", operation.name, "write a list of buffers")
+        yield refuse(f"`{operation.verb}` cannot work on `all` buffers", operation.name, "list the buffers")
     for verb, used in (
         ("store put", operation.arguments),
         ("load get gather", operation.returns),
@@ -683,12 +733,16 @@ def _check_operation(
         if field.text in seen:
             yield refuse(f"`{field}` is given twice", field)
         seen[field.text] = field
-        if keyword.iskeyword(argument.text) or argument.text in ("self", "layer_id", "loc", "skip_reserved"):
-            yield refuse(f"`{argument}` cannot be an argument", argument, "choose another name")
+        if keyword.iskeyword(argument.text):
+            yield refuse(f"`{argument}` is a word of Python", argument, "choose another name")
+        if argument.text in ("self", "layer_id", "loc", "skip_reserved"):
+            yield refuse(f"`{argument}` is an argument of every operation", argument, "choose another name")
     mentioned = [field for _, field in operation.arguments] + list(operation.returns or ())
     for buffer in buffers:
         for name in sorted(_targets(formats, buffer.format.text)):
             fields = {item.name.text: item for item in fields_of(scope, formats[name])}
+            if not fields:
+                continue  # of a format that does not exist, or of itself
             yield from _check_fields(operation, buffer, name, fields, mentioned)
             if operation.view == "rows" and not _is_rows(formats[name]):
                 message = f"`{operation.name}` cannot show rows: a page of `{name}` is not one record for each slot"
@@ -729,8 +783,9 @@ def _check_fields(
         if missing:
             listed = ", ".join(f"`{name}`" for name in missing)
             message = f"`{operation.name}` leaves out {listed} of `{format}`, a format of `{buffer.name}`"
-            help = "every value of a slot is written, or what was there before stays"
-            yield Problem("KV250", message, Label(operation.name.span), help=help, path=operation.path)
+            notes = ("a slot would keep what it held there before",)
+            help = f"add an argument for {listed} to `args`"
+            yield Problem("KV250", message, Label(operation.name.span), notes=notes, help=help, path=operation.path)
 
 
 CHECKS: tuple[Callable[[Spec, Scope], Iterator[Problem]], ...] = (

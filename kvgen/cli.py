@@ -14,13 +14,14 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from kvgen.problems import (
-    InternalError,
+    NOWHERE,
     Label,
     Problem,
     Severity,
@@ -55,12 +56,12 @@ class Failure(Exception):
 
 
 def usage(message: str, help: str | None = None) -> Failure:
-    return Failure(2, [Problem("KV410", message, Label(Span("kvgen", 1, 1, 1, 1)), help=help)])
+    return Failure(2, [Problem("KV410", message, Label(NOWHERE), help=help)])
 
 
 def unreadable(file: str, error: OSError, what: str = "read") -> Failure:
     reason = (error.strerror or str(error) or "unknown error").lower()
-    return Failure(2, [Problem("KV411", f"cannot {what} `{file}`: {reason}", Label(Span(file, 1, 1, 1, 1)))])
+    return Failure(2, [Problem("KV411", f"cannot {what} `{file}`: {reason}", Label(Span.of_file(file)))])
 
 
 def main(argv: Sequence[str], stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
@@ -72,12 +73,17 @@ def main(argv: Sequence[str], stdin: IO[bytes], stdout: IO[str], stderr: IO[str]
     except Failure as failure:
         _report(failure.problems, failure.texts, form, stdout, stderr)
         return failure.status
-    except InternalError as error:
-        problem = Problem(
-            "KV499", f"{error}", Label(Span("kvgen", 1, 1, 1, 1)), help="this is a bug in kvgen: please report it"
-        )
-        _report([problem], {}, form, stdout, stderr)
+    except Exception as error:
+        _report([_fault(error)], {}, form, stdout, stderr)
         return 2
+
+
+def _fault(error: Exception) -> Problem:
+    """A fault of kvgen itself, with the place in its code."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{type(error).__name__} at line {at.lineno} of {Path(at.filename).name}"
+    help = "this is a bug in kvgen: please report it with the spec"
+    return Problem("KV499", str(error) or "no message", Label(NOWHERE), notes=(where,), help=help)
 
 
 def main_entry() -> NoReturn:
@@ -338,7 +344,7 @@ def _resolve(compiled: Any, config: str, settings: Sequence[str]) -> Any:
     try:
         return compiled.namespace.Layout.from_config(config, **choices)
     except compiled.namespace.LayoutError as error:
-        place = Label(Span(config, 1, 1, 1, 1))
+        place = Label(Span.of_file(config))
         raise Failure(1, [Problem("KV401", problem, place) for problem in error.problems]) from None
     except OSError as error:
         raise unreadable(config, error) from None

@@ -33,8 +33,10 @@ from kvgen.page import BYTE, Condition, FieldLayout, Page
 from kvgen.printer import Printer, num_body, page_constant
 from kvgen.problems import InternalError
 from kvgen.pysource import (
+    ATOM,
     STEP,
     UNARY,
+    WIDTH,
     Chain,
     Code,
     Each,
@@ -332,7 +334,7 @@ class _Viewer:
     def reads(self) -> Iterator[str]:
         for item in self.layout.parameters:
             bound = item.section == "choices" or item.name.text in self.layout.reached
-            target = f"{item.name} = " if bound and item.equals is None else ""
+            target = f"{item.name} = " if bound else ""
             reader = call(
                 f"read.{'config' if item.section == 'config' else 'choice'}",
                 *self.sources(item),
@@ -371,7 +373,7 @@ class _Viewer:
             case Binary():
                 return chain(expr.operator, self.derived(expr.left, inner), self.derived(expr.right, inner))
             case Unary(operator="-"):
-                return Negative(bracketed(self.derived(expr.operand, inner), UNARY))
+                return Negative(bracketed(self.derived(expr.operand, inner), ATOM))
             case Call(function="min" | "max" | "lcm" | "gcd"):
                 head = expr.function if expr.function in ("min", "max") else f"math.{expr.function}"
                 return call(head, *(self.derived(part, inner) for part in expr.arguments))
@@ -430,7 +432,7 @@ class _Viewer:
                 line = docstring(f"{item.name}: {_domain(item)}; default {_plain(item.default)}.")
                 yield from textwrap.wrap(
                     line,
-                    120 - IN_DOCSTRING,
+                    WIDTH - IN_DOCSTRING,
                     subsequent_indent=" " * STEP,
                     break_long_words=False,
                     break_on_hyphens=False,

@@ -13,5 +13,5 @@ def run(module: Module) -> ModuleType:
     name = f"_kvgen_generated_{len([key for key in sys.modules if key.startswith('_kvgen_generated_')])}"
     found = ModuleType(name)
     sys.modules[name] = found  # dataclasses look their module up while they are made
-    exec(compile(module.layout_text, f"<{name}>", "exec"), found.__dict__)
+    exec(compile(module.layout_text, f"<{name}>", "exec", dont_inherit=True), found.__dict__)
     return found

@@ -10,10 +10,11 @@ from typing import Any
 from kvgen.budget import buffer_as_json, pages_of, plain, shown
 from kvgen.bytemap import page_lines
 from kvgen.expr import show
-from kvgen.layout import BufferLayout, DerivedSpace, Layout, RootSpace, SpaceLayout
+from kvgen.layout import BufferLayout, DerivedSpace, Layout, LetLayout, RootSpace, SpaceLayout
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.size import Size
 from kvgen.space import Rate
+from kvgen.spec import Case
 
 WIDTH = 100
 
@@ -35,6 +36,9 @@ def explain(layout: Layout, module: ModuleType | None = None, resolved: Any = No
 
 
 def _rules(layout: Layout) -> Iterator[str]:
+    yield "rules"
+    for name, when, text in _rule_rows(layout):
+        yield from _wrap(f"{name}{when}: {text}", "  ")
     yield "spaces"
     for space in layout.spaces:
         for when, text in _space_rows(space):
@@ -45,14 +49,32 @@ def _rules(layout: Layout) -> Iterator[str]:
         yield from _wrap(f"{buffer.name}: {buffer.choice} in {buffer.space}{host}, layers {show(buffer.layers)}", "  ")
         for case in buffer.pages:
             if len(buffer.pages) > 1:
-                when = "otherwise" if case.when is None else f"when {show(case.when)}"
-                yield from _wrap(f"{case.use.format} {when}", "    ")
+                yield from _wrap(f"{case.use.format}{_when(case, buffer.pages)}", "    ")
+
+
+def _rule_rows(layout: Layout) -> Iterator[tuple[str, str, str]]:
+    """(name, when, expression) of the layer counts, lets and sets."""
+    yield "body", "", show(layout.body)
+    if show(layout.draft) != "0":
+        yield "draft", "", show(layout.draft)
+    for step in layout.steps:
+        if isinstance(step, LetLayout):
+            yield step.name, "", show(step.value)
+            continue
+        for case in step.cases:
+            yield step.name, _when(case, step.cases), show(case.use)
 
 
 def _space_rows(space: SpaceLayout) -> Iterator[tuple[str, str]]:
     for case in space.cases:
-        when = f" when {show(case.when)}" if case.when is not None else " otherwise" if len(space.cases) > 1 else ""
-        yield when, _space_text(case.use)
+        yield _when(case, space.cases), _space_text(case.use)
+
+
+def _when(case: Case, cases: tuple[Case, ...]) -> str:
+    """` when …` or ` otherwise`; nothing where there is no alternative."""
+    if case.when is None:
+        return " otherwise" if len(cases) > 1 else ""
+    return f" when {show(case.when)}"
 
 
 def _space_text(form: RootSpace | DerivedSpace) -> str:
@@ -137,6 +159,7 @@ def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any
         "layout": layout.name,
         "doc": layout.doc,
         "fingerprint": resolved.fingerprint if resolved is not None else layout.fingerprint,
+        "rules": [{"name": name, "when": when.strip(), "is": text} for name, when, text in _rule_rows(layout)],
         "spaces": [
             {"name": space.name, "cases": [{"when": when.strip(), "is": text} for when, text in _space_rows(space)]}
             for space in layout.spaces

@@ -146,6 +146,8 @@ def show(expr: Expr, outer: int = 0) -> str:
             return "true" if expr.value else "false"
         case Literal(value=str()):
             return f"'{expr.value}'"
+        case Literal(value=Fraction()):
+            own, text = PRECEDENCE["/"], _decimal(expr.value)
         case Literal():
             return str(expr.value)
         case Name():
@@ -168,6 +170,15 @@ def show(expr: Expr, outer: int = 0) -> str:
         case _:
             raise TypeError(type(expr))
     return f"({text})" if outer > own else text
+
+
+def _decimal(number: Fraction) -> str:
+    """`0.5`, as a literal is written; `1 / 3` where there is no end to its digits."""
+    places = next((places for places in range(1, 41) if 10**places % number.denominator == 0), None)
+    if places is None:
+        return f"{number.numerator} / {number.denominator}"
+    digits = str(abs(number.numerator) * 10**places // number.denominator).zfill(places + 1)
+    return f"{'-' if number < 0 else ''}{digits[:-places]}.{digits[-places:]}"
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,14 @@ CODES = {"KV217": "a division that leaves a remainder"}
 
 
 class FoldError(Exception):
-    """An expression without a value, found while folding: an inexact division, for one."""
+    """An expression without a value, found while folding: an inexact division, for one.
 
-    def __init__(self, message: str, span: Span) -> None:
+    `reported`: its types do not fit, which is a problem already.
+    """
+
+    def __init__(self, message: str, span: Span, reported: bool = False) -> None:
         super().__init__(message)
-        self.message, self.span = message, span
+        self.message, self.span, self.reported = message, span, reported
 
 
 class Folding:
@@ -32,8 +35,15 @@ class Folding:
 
     def __init__(self, scope: Scope, known: Mapping[str, Literal | None]) -> None:
         self.scope, self.known = scope, known
+        self.lets: dict[str, Expr] = {}  # folded with `known`, each once
 
     def fold(self, expr: Expr) -> Expr:
+        try:
+            return self.folded(expr)
+        except (TypeError, ValueError, ZeroDivisionError):
+            raise FoldError(f"`{show(expr)}` has no value", expr.span, reported=True) from None
+
+    def folded(self, expr: Expr) -> Expr:
         match expr:
             case Literal():
                 return expr
@@ -60,8 +70,6 @@ class Folding:
         raise InternalError(f"cannot fold {type(expr).__name__}")
 
     def literal(self, value: object, expr: Expr) -> Literal:
-        if isinstance(value, Fraction) and value.denominator == 1:
-            value = int(value)
         return Literal(value=value, span=expr.span)  # type: ignore[arg-type]
 
     def name(self, expr: Name) -> Expr:
@@ -73,8 +81,10 @@ class Folding:
             return expr
         if entity.value is not None:
             return replace(entity.value, span=expr.span)
-        if self.known and isinstance(entity.definition, Let) and not entity.varies:
-            value = self.fold(entity.definition.value)
+        if self.known and isinstance(entity.definition, Let) and not entity.varies and entity.type is not None:
+            if expr.name not in self.lets:
+                self.lets[expr.name] = self.fold(entity.definition.value)
+            value = self.lets[expr.name]
             return replace(value, span=expr.span) if isinstance(value, Literal) else expr
         return expr
 
@@ -111,36 +121,35 @@ class Folding:
         return False
 
     def apply(self, expr: Binary, a: object, b: object) -> object:
-        try:
-            match expr.operator:
-                case "==":
-                    return a == b
-                case "!=":
-                    return a != b
-                case "<":
-                    return a < b  # type: ignore[operator]
-                case "<=":
-                    return a <= b  # type: ignore[operator]
-                case ">":
-                    return a > b  # type: ignore[operator]
-                case ">=":
-                    return a >= b  # type: ignore[operator]
-                case "+":
-                    return a + b  # type: ignore[operator]
-                case "-":
-                    return a - b  # type: ignore[operator]
-                case "*":
-                    return a * b  # type: ignore[operator]
-                case "//":
-                    return a // b  # type: ignore[operator]
-                case "%":
-                    return a % b  # type: ignore[operator]
-        except (TypeError, ZeroDivisionError):
-            raise FoldError(f"`{show(expr)}` has no value", expr.span) from None
+        match expr.operator:
+            case "==":
+                return a == b
+            case "!=":
+                return a != b
+            case "in":
+                return a in b  # type: ignore[operator]
+            case "<":
+                return a < b  # type: ignore[operator]
+            case "<=":
+                return a <= b  # type: ignore[operator]
+            case ">":
+                return a > b  # type: ignore[operator]
+            case ">=":
+                return a >= b  # type: ignore[operator]
+            case "+":
+                return a + b  # type: ignore[operator]
+            case "-":
+                return a - b  # type: ignore[operator]
+            case "*":
+                return a * b  # type: ignore[operator]
+            case "//":
+                return a // b  # type: ignore[operator]
+            case "%":
+                return a % b  # type: ignore[operator]
         quotient = Fraction(a) / Fraction(b)  # type: ignore[arg-type]
         if isinstance(a, int) and isinstance(b, int) and quotient.denominator != 1:
             raise FoldError(f"{a} / {b} leaves a remainder", expr.span)
-        return quotient
+        return int(quotient) if isinstance(a, int) and isinstance(b, int) else quotient
 
     def conditional(self, expr: Conditional) -> Expr:
         test = self.fold(expr.test)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from kvgen.expr import Binary, Call, Conditional, Expr, Index, Literal, Name, Un
 from kvgen.facts import Place
 from kvgen.problems import InternalError, Label, Problem
 from kvgen.types import (
+    FACTORS_MAX,
     MAGNITUDE_MAX,
     MAX_LAYERS,
     PARAMETER_MAX,
@@ -20,6 +22,7 @@ from kvgen.types import (
     Ratio,
     Text,
     Type,
+    factors,
     least_sign,
     sign_of,
     suggest,
@@ -72,7 +75,7 @@ class Typing:
                 return Bool()
             case Unary():
                 kind = self.expect(expr.operand, Ratio, place)
-                return Int(-kind.high, -kind.low) if isinstance(kind, Int) else kind and Ratio()
+                return Int(-kind.high, -kind.low) if isinstance(kind, Int) else kind and replace(kind, sign=-1)
             case Binary():
                 return self.of_binary(expr, place)
             case Conditional():
@@ -178,7 +181,11 @@ class Typing:
                 help = "divide a ratio with `/`" if operator == "//" else None
                 self.report("KV212", f"`{operator}` is for ints, and one side is a ratio", expr, help)
                 return None
-            return Ratio(sign=-1 if operator == "-" else min(least_sign(left), least_sign(right)))
+            parts = factors(left) + factors(right)
+            if parts > FACTORS_MAX:
+                self.report("KV216", f"`{show(expr)}` may have too many digits", expr, "use fewer ratios")
+                return None
+            return Ratio(-1 if operator == "-" else min(least_sign(left), least_sign(right)), parts)
         corners = [_APPLY[operator](a, b) for a in (left.low, left.high) for b in (right.low, right.high)]
         low, high = min(corners), max(corners)
         if operator == "%":
@@ -215,7 +222,7 @@ class Typing:
             case Int(), Int():
                 return Int(min(one.low, other.low), max(one.high, other.high))
             case ((Int() | Ratio()), (Int() | Ratio())):
-                return Ratio(sign=min(least_sign(one), least_sign(other)))
+                return Ratio(min(least_sign(one), least_sign(other)), max(factors(one), factors(other)))
             case Text(), Text():
                 words = (*one.words, *other.words) if one.words is not None and other.words is not None else None
                 return Text(words=words)
@@ -275,7 +282,7 @@ class Typing:
         if any(kind is None for kind in kinds):
             return None
         if any(isinstance(kind, Ratio) for kind in kinds):
-            return Ratio(sign=min(least_sign(kind) for kind in kinds))  # type: ignore[arg-type]
+            return Ratio(min(map(least_sign, kinds)), max(map(factors, kinds)))  # type: ignore[arg-type]
         return self.of_whole_numbers(expr, kinds)  # type: ignore[arg-type]
 
     def of_whole_numbers(self, expr: Call, kinds: list[Int]) -> Type | None:
@@ -315,7 +322,10 @@ class Typing:
 
     def of_sizeof(self, expr: Call, place: Place) -> Type | None:
         name, slots = expr.arguments
-        self.expect(slots, Int, place)
+        kind = self.expect(slots, Int, place)
+        if isinstance(kind, Int) and kind.low < 1:
+            help = None if kind.low == kind.high else "state `min: 1` for what it is made of"
+            self.report("KV212", f"a page of `{show(slots)}` slots may be empty", slots, help)
         if not isinstance(name, Name) or name.name not in self.scope.formats():
             message = f"unknown format `{show(name)}`"
             self.report("KV210", message, name, suggest(show(name), self.scope.formats()))

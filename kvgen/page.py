@@ -468,6 +468,9 @@ class _Resolver:
                 continue
             field, axes, own, bits, _ = next(laid)
             pieces, nbits = self.dense(field, axes, own, bits)
+            if not end.divisible_by(BYTE):
+                message = f"`{field.name}` does not begin on a whole byte of its record"
+                raise self.refuse("KV226", message, part.field.span, "e2m1 values go in pairs")
             rests.append((pieces, nbits, bits))
             offsets.append(end)
             end = end + nbits

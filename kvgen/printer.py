@@ -9,7 +9,6 @@ from kvgen.problems import InternalError
 from kvgen.pysource import (
     ATOM,
     NOT,
-    UNARY,
     Attribute,
     Chain,
     Code,
@@ -44,7 +43,7 @@ class Printer:
             case Name():
                 return self.name(expr.name)
             case Unary(operator="-"):
-                return Negative(bracketed(self.code(expr.operand), UNARY))
+                return Negative(bracketed(self.code(expr.operand), ATOM))
             case Unary():
                 return self.negated(expr.operand)
             case Binary(operator=operator):
@@ -97,7 +96,7 @@ class Printer:
                 what = show(Binary(operator="/", left=a, right=b, span=expr.span))
                 return call("_divide", *arguments, Raw(quoted(what)))
             case "cdiv":
-                quotient = chain("//", Negative(bracketed(arguments[0], UNARY)), arguments[1])
+                quotient = chain("//", Negative(bracketed(arguments[0], ATOM)), arguments[1])
                 return Negative(Group("(", (quotient,)))
             case "shard":
                 self.used.add("shard")

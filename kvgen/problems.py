@@ -32,7 +32,10 @@ class Severity(Enum):
 
 @dataclass(frozen=True, order=True)
 class Span:
-    """A stretch of a file. Lines and columns count from 1, columns in characters; the end is exclusive."""
+    """A stretch of a file. Lines and columns count from 1, columns in characters; the end is exclusive.
+
+    `Span.of_file` is a file as a whole, and `NOWHERE` is for what is in no file, such as a command line.
+    """
 
     file: str
     line: int
@@ -40,10 +43,18 @@ class Span:
     end_line: int
     end_column: int
 
+    @classmethod
+    def of_file(cls, file: str) -> "Span":
+        """The whole of a file, where no line of it is at fault."""
+        return cls(file, 0, 0, 0, 0)
+
     @property
     def place(self) -> str:
-        """`file:line:column` of the first character."""
-        return f"{self.file}:{self.line}:{self.column}"
+        """`file:line:column` of the first character, or the file."""
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+NOWHERE = Span.of_file("")
 
 
 @dataclass(frozen=True)
@@ -132,9 +143,13 @@ def render_text(problems: Iterable[Problem], texts: Mapping[str, str]) -> str:
     return "\n".join("".join(f"{line}\n" for line in _problem_lines(problem, texts)) for problem in problems)
 
 
-def render_concise(problems: Iterable[Problem]) -> str:
+def render_concise(problems: Sequence[Problem]) -> str:
     """The problems one a line: `file:line:column: error[KV204]: message`."""
-    return "".join(f"{printable(problem.primary.span.place)}: {problem.headline}\n" for problem in problems)
+    places = (printable(problem.primary.span.place) for problem in problems)
+    return "".join(
+        f"{place}: {problem.headline}\n" if place else f"{problem.headline}\n"
+        for place, problem in zip(places, problems, strict=True)
+    )
 
 
 def render_json(problems: Iterable[Problem]) -> list[dict[str, object]]:
@@ -157,7 +172,10 @@ def render_json(problems: Iterable[Problem]) -> list[dict[str, object]]:
     ]
 
 
-def _span_data(span: Span) -> dict[str, object]:
+def _span_data(span: Span) -> dict[str, object] | None:
+    """None for what is in no file; a whole file has no lines."""
+    if not span.line:
+        return {"file": printable(span.file)} if span.file else None
     return {
         "file": printable(span.file),
         "line": span.line,
@@ -182,9 +200,10 @@ def _problem_lines(problem: Problem, texts: Mapping[str, str]) -> Iterator[str]:
         place = (problem.primary if file == home else here[0]).span.place
         if file != home:
             yield f"{margin} |"
-        yield f"{margin}{'-->' if file == home else ':::'} {printable(place)}"
+        if place:
+            yield f"{margin}{'-->' if file == home else ':::'} {printable(place)}"
         yield from _excerpt(here, texts.get(file, "").split("\n"), margin, problem.primary)
-    if problem.notes or problem.help is not None:
+    if (problem.notes or problem.help is not None) and problem.primary.span.line:
         yield f"{margin} |"
     for note in problem.notes:
         yield f"{margin} = note: {printable(note)}"

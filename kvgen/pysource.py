@@ -244,7 +244,7 @@ def value(item: object) -> Code:
     """The literal of a plain value."""
     match item:
         case None | bool() | int():
-            return Raw(repr(item))
+            return Raw(repr(item), UNARY if item is not None and item < 0 else ATOM)
         case Fraction():
             return Group("Fraction(", (Raw(str(item.numerator)), Raw(str(item.denominator))))
         case str():

@@ -267,9 +267,9 @@ def _type_definition(scope: Scope, item: Let | LayerSet, problems: list[Problem]
     value = None
     try:
         folded = scope.fold(item.value)
-        value = folded if isinstance(folded, Literal) else None
+        value = folded if isinstance(folded, Literal) and kind is not None else None
     except FoldError as error:
-        if kind is not None:
+        if not error.reported:
             problems.append(Problem("KV217", error.message, Label(error.span), path=item.path))
         kind = None
     if isinstance(kind, Int) and value is not None and type(value.value) is int:

@@ -23,6 +23,7 @@ DTYPES = {  # name: bits
 MAX_LAYERS = 100_000
 PARAMETER_MAX = 2**40  # of an int parameter that states no `max`
 MAGNITUDE_MAX = 2**256  # of any number an expression can come to
+FACTORS_MAX = 64  # of a ratio
 
 
 WORDS_OF_THE_LANGUAGE = (
@@ -52,6 +53,7 @@ class Int:
 @dataclass(frozen=True)
 class Ratio:
     sign: int = -1  # 1: certain to be above 0; 0: certain not to be below 0; -1: neither
+    factors: int = 1  # numbers that its numerator or denominator may be a product of
 
     def __str__(self) -> str:
         return "a ratio"
@@ -87,12 +89,22 @@ def sign_of(number: int | Fraction) -> int:
     return (number > 0) - (number < 0)
 
 
+def factors(kind: Int | Ratio) -> int:
+    return kind.factors if isinstance(kind, Ratio) else 1
+
+
 def least_sign(kind: Int | Ratio) -> int:
     """The least sign the number can have."""
     return sign_of(kind.low) if isinstance(kind, Int) else kind.sign
 
 
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The name that a misspelt one may stand for, or None."""
+    close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
 def suggest(name: str, known: Iterable[str]) -> str | None:
     """A `did you mean` for a misspelt name, or None."""
-    close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f"did you mean `{close[0]}`?" if close else None
+    close = closest(name, known)
+    return None if close is None else f"did you mean `{close}`?"

@@ -1,0 +1,70 @@
+"""The README's example and server snippet do what they say."""
+
+import io
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvgen.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def block(kind: str) -> str:
+    """The one fenced block of that kind."""
+    (found,) = re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL)
+    return found
+
+
+def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mla.yaml").write_text(block("yaml"))
+    Path("config.json").write_text(block("json"))
+    shown = re.split(r"^\$ (.*)\n", block("console"), flags=re.MULTILINE)[1:]
+    commands = list(zip(shown[::2], shown[1::2], strict=True))
+    assert [command.split()[1] for command, _ in commands] == ["build", "budget"]
+    for command, output in commands:
+        stdout, stderr = io.StringIO(), io.StringIO()
+        assert main(command.split()[1:], io.BytesIO(), stdout, stderr) == 0, stderr.getvalue()
+        assert stdout.getvalue() == output
+    assert Path("generated/mla.py").exists()
+
+
+def test_example_numbers() -> None:
+    """61 x 1152 + 31 x 132 bytes a token; 64 slots of each layer are reserved; the rest is what 40 GiB hold."""
+    per_token = 61 * 1152 + 31 * 132
+    tokens = (40 * 2**30 - 64 * per_token) // (64 * per_token) * 64
+    output = block("console")
+    for number in (per_token, 64 * per_token, tokens, (tokens + 64) * per_token):
+        assert f" {number:,}" in output
+
+
+def test_server_snippet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    shutil.copy(ROOT / "tests" / "data" / "configs" / "glm-5.2.json", "config.json")
+    names = {"available_bytes": 2**30, "layer_id": 5}
+    snippet = block("python")
+    assert 'device="cuda"' in snippet
+    exec(snippet.replace('device="cuda"', 'device="meta"'), names)
+    tokens = names["tokens"]
+    assert tokens == 2**30 // (64 * 53940) * 64 - 64  # one page is reserved
+    assert names["pool"].buffer("kv", 5).shape == (tokens // 64 + 1, 41984)
+
+
+def test_commands_are_all_there() -> None:
+    stdout = io.StringIO()
+    with pytest.raises(SystemExit) as exit, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", stdout)
+        main(["--help"], io.BytesIO(), stdout, io.StringIO())
+    assert exit.value.code == 0
+    listed = set(re.findall(r"^    kvgen (\w+)", README, re.MULTILINE))
+    assert listed == set(re.findall(r"^    (\w+) ", stdout.getvalue(), re.MULTILINE))
+
+
+def test_linked_pages_exist() -> None:
+    pages = re.findall(r"\]\((\S+?)\)", README)
+    assert pages and all((ROOT / page).exists() for page in pages)
