@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "baa9794b2ef238a4"
+LAYOUT_FINGERPRINT = "79969c805cc34da8"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 
 
@@ -246,7 +246,7 @@ class GlmDsaLayout:
         hisparse = host_to_device_ratio > 1
         read.require(index_kpool == 1, "pooled index keys (index_kpool above 1) are not supported by this layout")
         layers = range(num_layers + draft_layers)
-        read.require(len(layers) <= 100_000, f"{len(layers)} layers are more than 100_000")
+        read.require(len(layers) <= 100000, f"{len(layers)} layers are more than 100000")
         end_layer = len(layers) if end_layer is None else end_layer
         read.require(
             start_layer <= end_layer <= len(layers),
@@ -367,7 +367,7 @@ class GlmDsaLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, self.choices, self.spaces, self.buffers)
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -453,11 +453,11 @@ class _Inputs:
             if value is not None:
                 self.used[source] = _frozen(value)
                 return self.checked(source, kind, value)
-        name = sources[0]
+        names = [str(source) for source in sources]
         if "default" in default:
-            self.defaults[name] = default["default"]
+            self.defaults[names[0]] = default["default"]
             return default["default"]
-        self.problems.append(f"{name} is missing from the config")
+        self.problems.append(f"{' or '.join(names)} is missing from the config")
         return None
 
     def find(self, name: str) -> object:
@@ -476,7 +476,7 @@ class _Inputs:
             return kind(value)
         except ValueError as error:
             self.problems.append(f"{name}: {error}")
-            return None
+        return None
 
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
@@ -510,9 +510,9 @@ def _integer(minimum: int = 0, maximum: int = 2**40) -> Callable:
 
 def _exactly(wanted: object) -> Callable:
     def read(value: object) -> object:
-        if type(value) is not type(wanted) or value != wanted:
-            raise ValueError(f"this layout is for {wanted}, found {_shown(value)}")
-        return value
+        if type(_frozen(value)) is not type(wanted) or _frozen(value) != wanted:
+            raise ValueError(f"this layout is for {_plain(wanted)}, found {_shown(value)}")
+        return wanted
 
     return read
 

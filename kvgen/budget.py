@@ -23,12 +23,13 @@ class Budget:
     module: ModuleType
     layout: Any
     tokens: int
+    requests: int
     memory: int | None
     unbounded: bool = False
 
     @property
     def total_bytes(self) -> int:
-        return self.module.bytes_for(self.layout, self.tokens)
+        return self.module.bytes_for(self.layout, self.tokens, self.requests)
 
     @property
     def allocator_bytes(self) -> int:
@@ -37,8 +38,12 @@ class Budget:
             -size % ALLOCATOR_STEP * count
             for buffer in self.layout.buffers
             if memory_of(buffer) == "device"
-            for size, count in tensors(buffer, self.tokens)
+            for size, count in tensors(buffer, self.counts(buffer))
         )
+
+    def counts(self, buffer: Any) -> tuple[int, ...]:
+        """What the sizes of a buffer are functions of: requests only where its module knows of them."""
+        return (self.tokens, self.requests) if hasattr(buffer.space, "slots_per_request") else (self.tokens,)
 
     def as_json(self, name: str) -> dict[str, Any]:
         """The document of `kvgen budget --format json`."""
@@ -50,14 +55,20 @@ class Budget:
             "config_used": {name: plain(value) for name, value in layout.config_used.items()},
             "defaults_used": {name: plain(value) for name, value in layout.defaults_used.items()},
             "bytes_per_token": plain(module.cell_size(layout)),
-            "fixed_bytes": module.bytes_for(layout, 0),
+            "fixed_bytes": module.bytes_for(layout, 0, self.requests),
             "tokens": None if self.unbounded else self.tokens,
+            "requests": self.requests,
             "total_bytes": self.total_bytes,
-            "host_bytes": module.host_bytes_for(layout, self.tokens),
+            "host_bytes": module.host_bytes_for(layout, self.tokens, self.requests),
             "memory_bytes": self.memory,
             "allocator_rounding_bytes": self.allocator_bytes,
-            "buffers": [buffer_as_json(module, layout, buffer, self.tokens) for buffer in layout.buffers],
+            "buffers": [self.buffer_as_json(buffer) for buffer in layout.buffers],
         }
+
+    def buffer_as_json(self, buffer: Any) -> dict[str, Any]:
+        """A buffer with its slots and bytes."""
+        slots = self.module.slots(self.layout, buffer.space.name, self.tokens, self.requests)
+        return buffer_as_json(self.layout, buffer) | {"slots": slots, "bytes": buffer.num_bytes(*self.counts(buffer))}
 
 
 def memory_of(buffer: Any) -> str:
@@ -69,9 +80,9 @@ def pages_of(buffer: Any) -> tuple[Any, ...]:
     return buffer.pages if hasattr(buffer, "pages") else (buffer.page,)
 
 
-def tensors(buffer: Any, tokens: int) -> list[tuple[int, int]]:
+def tensors(buffer: Any, counts: tuple[int, ...]) -> list[tuple[int, int]]:
     """(bytes, how many) of the tensors of a buffer."""
-    num_pages = buffer.num_pages(tokens)
+    num_pages = buffer.num_pages(*counts)
     pages = pages_of(buffer)
     count = 1 if len(pages) > 1 else len(buffer.layers)
     found = []
@@ -93,7 +104,8 @@ def same(values: list[object]) -> object:
     return values[0] if len(set(map(str, values))) == 1 else values
 
 
-def buffer_as_json(module: ModuleType, layout: Any, buffer: Any, tokens: int) -> dict[str, Any]:
+def buffer_as_json(layout: Any, buffer: Any) -> dict[str, Any]:
+    """A buffer of a resolved layout, whatever its number of tokens."""
     pages = pages_of(buffer)
     return {
         "name": buffer.name,
@@ -105,8 +117,6 @@ def buffer_as_json(module: ModuleType, layout: Any, buffer: Any, tokens: int) ->
         "page_bytes": same([page.page_bytes for page in pages]) if pages else None,
         "page_fingerprint": layout.page_fingerprint(buffer.name),
         "bytes_per_token": plain(buffer.bytes_per_token),
-        "slots": module.slots(layout, buffer.space.name, tokens),
-        "bytes": buffer.num_bytes(tokens),
     }
 
 
@@ -117,18 +127,18 @@ def render(budget: Budget, name: str) -> str:
     lines = [*_wrapped(f"{name}: ", choices, margin=""), ""]
     tokens = "unbounded" if budget.unbounded else f"{budget.tokens:,}"
     if budget.memory is not None:
-        lines.append(f"  memory           {budget.memory:>19,} bytes  {in_gib(budget.memory)}")
+        lines.append(f"  memory           {budget.memory:>19,} bytes  {in_units(budget.memory)}")
     lines += [
         f"  tokens           {tokens:>19}        a multiple of {layout.granule:,}",
         f"  bytes per token  {shown(module.cell_size(layout)):>19}",
-        f"  fixed            {module.bytes_for(layout, 0):>19,} bytes  reserved pages",
-        f"  total            {budget.total_bytes:>19,} bytes  {in_gib(budget.total_bytes)}",
+        f"  fixed            {module.bytes_for(layout, 0, budget.requests):>19,} bytes  {_fixed(budget)}",
+        f"  total            {budget.total_bytes:>19,} bytes  {in_units(budget.total_bytes)}",
     ]
     if budget.memory is not None:
         lines.append(f"  left             {budget.memory - budget.total_bytes:>19,} bytes")
-    host = module.host_bytes_for(layout, budget.tokens)
+    host = module.host_bytes_for(layout, budget.tokens, budget.requests)
     if host:
-        lines.append(f"  on the host      {host:>19,} bytes  {in_gib(host)}, not in the total")
+        lines.append(f"  on the host      {host:>19,} bytes  {in_units(host)}, not in the total")
     lines += [
         f"  allocator        {budget.allocator_bytes:>19,} bytes  at most, from rounding tensors to 2 MiB; in no total",
         "",
@@ -142,12 +152,19 @@ def render(budget: Budget, name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _fixed(budget: Budget) -> str:
+    """What the fixed bytes are for."""
+    if not budget.requests:
+        return "reserved pages"
+    return f"reserved pages and {budget.requests:,} request{'' if budget.requests == 1 else 's'}"
+
+
 def _buffer_table(budget: Budget) -> list[str]:
     rows = [("buffer", "space", "layers", "slot bytes", "page bytes", "slots", "bytes")]
     for buffer in budget.layout.buffers:
         if not buffer.layers:
             continue
-        row = buffer_as_json(budget.module, budget.layout, buffer, budget.tokens)
+        row = budget.buffer_as_json(buffer)
         host = " (host)" if row["memory"] == "host" else ""
         numbers = [row["slots"], row["bytes"]]
         rows.append(
@@ -189,9 +206,13 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"[{len(value)} values]" if isinstance(value, list) else f"{text[:37]}..."
 
 
-def in_gib(number: int) -> str:
-    hundredths = number * 100 // 2**30
-    return f"{hundredths // 100:,}.{hundredths % 100:02} GiB"
+def in_units(number: int) -> str:
+    """Bytes in the largest unit of which there is one, rounded down."""
+    power = min(max(number.bit_length() - 1, 0) // 10, 4)
+    if power == 0:
+        return "under 1 KiB"
+    hundredths = number * 100 // 2 ** (10 * power)
+    return f"{hundredths // 100:,}.{hundredths % 100:02} {'KMGT'[power - 1]}iB"
 
 
 def _wrapped(title: str, text: str, margin: str = "  ") -> list[str]:

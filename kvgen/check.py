@@ -14,14 +14,14 @@ from fractions import Fraction
 
 from kvgen.cases import try_cases
 from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, children, names, show, walk
-from kvgen.facts import Place
+from kvgen.facts import NOTHING, Place
 from kvgen.fold import FoldError
 from kvgen.page import fields_of, resolve_page
 from kvgen.problems import Label, Problem
 from kvgen.scope import Scope, names_of_format, scope_of, type_cases
 from kvgen.size import Size
 from kvgen.space import affine, page_sizes, page_slots
-from kvgen.spec import Buffer, Derived, Field, Format, Ident, Operation, Parameter, Plane, Root, Spec
+from kvgen.spec import Buffer, Derived, Field, Format, Ident, Operation, Parameter, Plane, Root, Space, Spec
 from kvgen.types import WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, closest, suggest
 
 CODES = {
@@ -153,6 +153,8 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
         spec.name.text in sys.stdlib_module_names or spec.name.text in ("torch", "triton", "kvgen")
     ):
         yield refuse(spec.name, "would hide the module of that name", "layout")
+    if spec.kind == "layout" and keyword.iskeyword(spec.name.text):
+        yield refuse(spec.name, "is a word of Python", "layout")
     if len(spec.name.text) > NAME_LENGTH_MAX:
         yield refuse(spec.name, f"is longer than {NAME_LENGTH_MAX} letters", spec.kind)
     sets = spec.layers.sets if spec.layers is not None else ()
@@ -168,6 +170,10 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
             yield refuse(item.name, "has a meaning in the generated module", item.path)
         elif item in valued and (path := made.get(name)):
             yield refuse(item.name, f"is what the generated module calls a part of `{path}`", item.path)
+    for format in spec.formats:
+        for field in format.fields:
+            if field.name.text in ("given", "none"):
+                yield refuse(field.name, "is a word of the language", field.path)
     for operation in spec.operations:
         if operation.name.text in POOL_NAMES:
             yield refuse(operation.name, "is a method or attribute of every pool", operation.path)
@@ -285,9 +291,8 @@ def check_references(spec: Spec, scope: Scope) -> Iterator[Problem]:
     def find(name: Ident, known: set[str], what: str, path: str) -> Iterator[Problem]:
         if name.text not in known:
             listed = ", ".join(f"`{item}`" for item in sorted(known))
-            help = suggest(name.text, known) or (
-                f"there {'are' if len(known) > 1 else 'is'} {listed}" if known else None
-            )
+            there_are = f"the {what}s are {listed}" if len(known) > 1 else f"the only {what} is {listed}"
+            help = suggest(name.text, known) or (there_are if known else None)
             yield Problem("KV243", f"unknown {what} `{name}`", Label(name.span), help=help, path=path)
 
     for format in spec.formats:
@@ -364,7 +369,11 @@ def _check_parameter(item: Parameter) -> Iterator[Problem]:
         if key in item.spans and item.kind not in ("int", "ratio"):
             yield refuse(key, f"`{key}` is for an int or a ratio, and `{item.name}` is a {item.kind}")
         elif key in item.spans and item.kind == "int" and not isinstance(_limit(item, key), int):
-            yield refuse(key, f"`{key}` is {_written(_limit(item, key))}, and `{item.name}` is an int")
+            yield refuse(key, f"`{key}` is no integer, and `{item.name}` is an int")
+    if item.values is not None and item.kind in ("int", "ratio"):
+        for key in ("min", "max"):
+            if key in item.spans:
+                yield refuse(key, f"`{key}` says nothing beside `of`", "leave one of the two out")
     if item.values is not None:
         named = [value for _, value in item.values]
         if len({type(value) for value in named}) > 1:
@@ -403,7 +412,9 @@ def why_outside(item: Parameter, value: object) -> str | None:
             return "is not a list"
         element = replace(item, kind="int" if item.values is None else "text")
         reasons = ((part, why_outside(element, part)) for part in value)
-        return next((f"has an element that {why}: {_written(part)}" for part, why in reasons if why is not None), None)
+        return next(
+            (f"has the element {_written(part)}, which {why}" for part, why in reasons if why is not None), None
+        )
     if item.values is not None:
         named = [known for _, known in item.values]
         if not any(type(known) is type(value) and known == value for known in named):
@@ -549,16 +560,21 @@ def check_cases(spec: Spec, scope: Scope) -> Iterator[Problem]:
         if item.name.span.file == spec.file:
             for position in trial.dead:
                 case = item.cases[position]
-                if case.when is not None and position not in told:
-                    message = f"this case of `{item.name}` never holds"
-                    yield Problem("KV247", message, Label(case.when.span), path=f"{item.path}[{position}]")
+                if position in told:
+                    continue
+                if case.when is not None:
+                    message, span = f"this case of `{item.name}` never holds", case.when.span
+                else:
+                    message, span = f"the cases of `{item.name}` before this one always hold", case.span
+                yield Problem("KV247", message, Label(span), path=f"{item.path}[{position}]")
 
 
 def check_case_types(spec: Spec, scope: Scope) -> Iterator[Problem]:
     """Types of the `when` of spaces and formats. Those of sets are typed with the names."""
     problems: list[Problem] = []
     for item in (*spec.spaces, *spec.formats):
-        type_cases(scope, item.cases, item.path, problems, lambda use, place: None, Place(item.path))
+        facts = scope.layered_facts if isinstance(item, Space) else NOTHING  # `sizeof` asks before any `require`
+        type_cases(scope, item.cases, item.path, problems, lambda use, place: None, Place(item.path, facts=facts))
         for case in item.cases:
             if case.when is not None:
                 yield from _foldable(scope, case.when, item.path)
@@ -576,7 +592,7 @@ def check_spaces(spec: Spec, scope: Scope) -> Iterator[Problem]:
             elif isinstance(use, Derived):
                 problems.extend(_check_derived(spec, scope, use, place, name))
 
-        type_cases(scope, space.cases, space.path, [], check, Place(space.path))
+        type_cases(scope, space.cases, space.path, [], check, Place(space.path, facts=scope.layered_facts))
     yield from problems
 
 
@@ -646,16 +662,31 @@ def check_buffers(spec: Spec, scope: Scope) -> Iterator[Problem]:
         for expr, key in ((buffer.block, "block"), (buffer.align, "align")):
             if expr is None:
                 continue
-            kind = scope.expect(expr, Int, Place(f"{buffer.path}.{key}"), problems)
+            kind = scope.expect(expr, Int, Place(f"{buffer.path}.{key}", facts=scope.layered_facts), problems)
             yield from _foldable(scope, expr, f"{buffer.path}.{key}")
             if isinstance(kind, Int) and kind.low < 1:
                 message, help = _too_low(f"`{key}`", kind, 1)
                 yield Problem("KV249", message, Label(expr.span), help=help, path=f"{buffer.path}.{key}")
         if buffer.split is not None:
-            scope.expect(buffer.split, Bool, Place(f"{buffer.path}.split"), problems)
+            scope.expect(buffer.split, Bool, Place(f"{buffer.path}.split", facts=scope.layered_facts), problems)
             yield from _foldable(scope, buffer.split, f"{buffer.path}.split")
+        yield from _check_split(scope, buffer)
         yield from _check_block(spec, scope, buffer)
     yield from problems
+
+
+def _check_split(scope: Scope, buffer: Buffer) -> Iterator[Problem]:
+    """Planes that are tensors of their own have no page to align."""
+    if buffer.split is None or buffer.align is None:
+        return
+    try:
+        split, align = scope.fold(buffer.split), scope.fold(buffer.align)
+    except FoldError:
+        return
+    if isinstance(split, Literal) and split.value is True and isinstance(align, Literal) and align.value != 1:
+        help = "leave one of the two out; `align: 1 if split_it else n` keeps both for a choice"
+        message = "`align` is for whole pages, and `split` makes tensors of their planes"
+        yield Problem("KV249", message, Label(buffer.align.span), help=help, path=f"{buffer.path}.align")
 
 
 def _check_block(spec: Spec, scope: Scope, buffer: Buffer) -> Iterator[Problem]:
@@ -687,7 +718,7 @@ def check_pages(spec: Spec, scope: Scope) -> Iterator[Problem]:
         except FoldError:
             continue  # reported with the buffer
         for name in sorted(_targets(formats, buffer.format.text)):
-            if slots is not None and fields_of(scope, formats[name]):
+            if slots is not None and slots.known != 0 and fields_of(scope, formats[name]):
                 resolve_page(scope, formats[name], slots, problems)
     yield from problems
 

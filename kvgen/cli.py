@@ -16,6 +16,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -68,11 +69,16 @@ def main(argv: Sequence[str], stdin: IO[bytes], stdout: IO[str], stderr: IO[str]
     """Run one command; the exit status."""
     form = _format_of(argv)
     try:
-        arguments = _parser().parse_args(list(argv))
+        with redirect_stdout(stdout):  # argparse prints help where `print` does
+            arguments = _parser().parse_args(list(argv))
         return arguments.run(arguments, stdin, stdout, stderr)
     except Failure as failure:
         _report(failure.problems, failure.texts, form, stdout, stderr)
         return failure.status
+    except SystemExit:  # --help
+        return 0
+    except BrokenPipeError:
+        raise
     except Exception as error:
         _report([_fault(error)], {}, form, stdout, stderr)
         return 2
@@ -87,7 +93,8 @@ def _fault(error: Exception) -> Problem:
 
 
 def main_entry() -> NoReturn:
-    """The console script."""
+    """The console script. What it prints is UTF-8 with line feeds, whatever the locale."""
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     try:
         status = main(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr)
         sys.stdout.flush()
@@ -141,10 +148,12 @@ def _parser() -> _Parser:
     amount = budget.add_mutually_exclusive_group(required=True)
     amount.add_argument("--memory", metavar="SIZE", help="as many tokens as fit, such as 80GiB or 8589934592")
     amount.add_argument("--tokens", metavar="N", help="this many tokens")
+    budget.add_argument("--requests", metavar="N", default="0", help="requests at a time, where they cost; default: 0")
     budget.add_argument("--format", **formats)
     budget.set_defaults(run=_budget)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of a spec", allow_abbrev=False)
+    schema.add_argument("--format", **formats)
     schema.set_defaults(run=_schema)
     return parser
 
@@ -192,7 +201,9 @@ def _build(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
     before = {path: _current(path) for path in texts}
     states = {path: "missing" if old is None else "changed" for path, old in before.items() if old != texts[path]}
     if arguments.check:
-        states |= dict.fromkeys(_extra(folder, set(texts), arguments.specs), "extra")
+        extra = _extra(folder, set(texts), arguments.specs)
+        states |= dict.fromkeys(extra, "extra")
+        before |= {path: _current(path) for path in extra}
     if arguments.diff and arguments.format != "json":
         for path in sorted(states):
             stdout.write(_diff(before.get(path), texts.get(path), path))
@@ -259,18 +270,19 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
 
     memory = None if arguments.memory is None else size_in_bytes(arguments.memory)
     tokens = None if arguments.tokens is None else _count(arguments.tokens, "--tokens")
+    requests = _count(arguments.requests, "--requests")
     compiled = _compile_layout(arguments.spec, stdin)
     layout = _resolve(compiled, arguments.config, arguments.choices)
     module = compiled.namespace
     if memory is not None:
-        tokens = module.max_tokens(layout, memory)
+        tokens = module.max_tokens(layout, memory, requests)
     unbounded = tokens == module.UNBOUNDED
     tokens = 0 if unbounded else tokens
     try:
-        module.bytes_for(layout, tokens)
+        module.bytes_for(layout, tokens, requests)
     except ValueError as error:
         raise usage(str(error)) from None
-    budget = Budget(module, layout, tokens, memory, unbounded)
+    budget = Budget(module, layout, tokens, requests, memory, unbounded)
     if arguments.format == "json":
         _print_json(budget.as_json(compiled.layout.name), stdout)
     else:
@@ -377,7 +389,7 @@ def _choices(compiled: Any, settings: Sequence[str]) -> dict[str, Any]:
         elif parameter is None:
             found[name] = _count(text, f"--set {name}")
         else:
-            found[name] = _typed(parameter.kind, text, setting)
+            found[name] = _typed(parameter, text, setting)
             why = why_outside(parameter, found[name])
             if why is not None:
                 words = [str(value) for _, value in parameter.values or ()]
@@ -385,7 +397,16 @@ def _choices(compiled: Any, settings: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _typed(kind: str, text: str, setting: str) -> Any:
+def _typed(parameter: Any, text: str, setting: str) -> Any:
+    """A choice from its text; a list has commas between its elements."""
+    kind = parameter.kind
+    if kind == "list":
+        texts = all(isinstance(value, str) for _, value in parameter.values or ((0, 0),))
+        return tuple(_scalar("text" if texts else "int", part.strip(), setting) for part in text.split(",") if text)
+    return _scalar(kind, text, setting)
+
+
+def _scalar(kind: str, text: str, setting: str) -> Any:
     try:
         match kind:
             case "int":
@@ -443,7 +464,9 @@ def _current(path: Path) -> str | None:
 
 def _extra(folder: Path, written: set[Path], specs: Sequence[str]) -> list[Path]:
     """Generated modules that no spec makes; judged only where every spec of the specs' folders was given."""
-    given = {Path(spec).resolve() for spec in specs if spec != "-"}
+    if "-" in specs:
+        return []
+    given = {Path(spec).resolve() for spec in specs}
     for parent in {path.parent for path in given}:
         if not {path.resolve() for path in parent.glob("*.yaml")} <= given:
             return []

@@ -10,7 +10,7 @@ import keyword
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,6 @@ from kvgen.page import BYTE, Condition, FieldLayout, Page
 from kvgen.printer import Printer, num_body, page_constant
 from kvgen.problems import InternalError
 from kvgen.pysource import (
-    ATOM,
     STEP,
     UNARY,
     WIDTH,
@@ -43,13 +42,14 @@ from kvgen.pysource import (
     Group,
     Keyword,
     Lambda,
-    Negative,
     Raw,
+    Words,
     bracketed,
     call,
     chain,
     flat,
     keywords,
+    minus,
     numbers,
     quoted,
     statement,
@@ -163,7 +163,7 @@ class _Viewer:
             name=layout.name,
             class_name=class_name(layout.name),
             file=header_file(layout.file),
-            doc=docstring(layout.doc),
+            doc="\n".join(wrapped(layout.doc)),
             byte_map=tuple(self.byte_map()),
             imports=tuple(self.imports(reads, constants)),
             fingerprint=layout.fingerprint,
@@ -186,7 +186,7 @@ class _Viewer:
             requires=requires,
             num_layers=flat(total),
             num_body=flat(body),
-            max_layers=f"{MAX_LAYERS:_}",
+            max_layers=str(MAX_LAYERS),
             layer_steps=steps,
             layer_requires=layer_requires,
             spaces=spaces,
@@ -373,7 +373,7 @@ class _Viewer:
             case Binary():
                 return chain(expr.operator, self.derived(expr.left, inner), self.derived(expr.right, inner))
             case Unary(operator="-"):
-                return Negative(bracketed(self.derived(expr.operand, inner), ATOM))
+                return minus(self.derived(expr.operand, inner))
             case Call(function="min" | "max" | "lcm" | "gcd"):
                 head = expr.function if expr.function in ("min", "max") else f"math.{expr.function}"
                 return call(head, *(self.derived(part, inner) for part in expr.arguments))
@@ -384,6 +384,9 @@ class _Viewer:
     def kind(self, item: Parameter) -> Code:
         """The reader of a parameter's values."""
         if item.equals is not None:
+            raw = [given for given, named in item.values or () if named == item.equals and given != named]
+            if raw:
+                return self.element(replace(item, values=tuple((given, item.equals) for given in raw)))
             self.used.add("exactly")
             return call("_exactly", value(item.equals))
         if item.kind == "list":
@@ -429,14 +432,8 @@ class _Viewer:
     def choice_docs(self) -> Iterator[str]:
         for item in self.layout.parameters:
             if item.section == "choices":
-                line = docstring(f"{item.name}: {_domain(item)}; default {_plain(item.default)}.")
-                yield from textwrap.wrap(
-                    line,
-                    WIDTH - IN_DOCSTRING,
-                    subsequent_indent=" " * STEP,
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
+                line = f"{item.name}: {_domain(item)}; default {_plain(item.default)}"
+                yield from wrapped(line, IN_DOCSTRING, " " * STEP)
         yield "role: target (the body, default), draft, or both."
         yield "start_layer, end_layer: the pipeline stage in global ids, end exclusive; the default is every layer."
 
@@ -456,15 +453,14 @@ class _Viewer:
     def requires(self) -> Iterator[str]:
         for item in self.layout.requires:
             if not item.varies:
-                yield statement(
-                    "", call("read.require", self.printer.code(item.that), Raw(quoted(item.message))), IN_FROM_CONFIG
-                )
+                rule = call("read.require", self.printer.code(item.that), Words(item.message))
+                yield statement("", rule, IN_FROM_CONFIG)
 
     def layer_requires(self) -> Iterator[str]:
         for item in self.layout.requires:
             if item.varies:
                 broken = Each("{", Raw("layer"), "for layer in layers", self.printer.negated(item.that), "}")
-                yield statement("", call("read.refuse", broken, Raw(quoted(item.message))), IN_FROM_CONFIG)
+                yield statement("", call("read.refuse", broken, Words(item.message)), IN_FROM_CONFIG)
 
     def layer_steps(self) -> Iterator[StepView]:
         annotations = dict(self.layout.annotations)
@@ -524,7 +520,8 @@ class _Viewer:
                 if isinstance(case.use, DerivedSpace) and parent is not None:
                     yield from visit(self.spaces[parent])
             yield BlockView(
-                origin=space.origin, text=self.branches(f"{space.name}_space", space.cases, self.space_code(space))
+                origin=space.origin,
+                text=self.branches(f"{space.name}_space", space.cases, self.space_code(space), space.name),
             )
 
         for space in self.layout.spaces:
@@ -594,9 +591,10 @@ class _Viewer:
 
     # -- buffers
 
-    def branches(self, target: str, cases: tuple[Case, ...], code) -> str:  # type: ignore[no-untyped-def]
+    def branches(self, target: str, cases: tuple[Case, ...], code, what: str) -> str:  # type: ignore[no-untyped-def]
         """`target = …` or an if chain over the cases, at the margin of from_config."""
         margin = " " * IN_FROM_CONFIG
+        cases = joined(cases, code)
         if len(cases) == 1 and cases[0].when is None:
             return margin + statement(f"{target} = ", code(cases[0].use), IN_FROM_CONFIG)
         lines = []
@@ -609,13 +607,12 @@ class _Viewer:
             inner = statement(f"{target} = ", code(case.use), IN_FROM_CONFIG + STEP)
             lines.append(f"{margin}{' ' * STEP}{inner}")
         if cases[-1].when is not None:
-            self.used.add("no_case")
             lines.append(f"{margin}else:")
-            message = quoted(f"no case of {target} holds for these choices")
+            message = quoted(f"no case of {what} holds")
             lines.append(f"{margin}{' ' * STEP}raise LayoutError({message})")
         return "\n".join(lines)
 
-    def returns(self, cases: tuple[Case, ...], code, indent: int) -> str:  # type: ignore[no-untyped-def]
+    def returns(self, cases: tuple[Case, ...], code, indent: int, what: str) -> str:  # type: ignore[no-untyped-def]
         """The same as a body of `return`s."""
         margin = " " * indent
         lines = []
@@ -626,7 +623,7 @@ class _Viewer:
             lines.append(margin + statement("if ", self.printer.code(case.when), indent, ":"))
             lines.append(f"{margin}{' ' * STEP}{statement('return ', code(case.use), indent + STEP)}")
         else:
-            lines.append(f'{margin}raise LayoutError("no case holds for these choices")')
+            lines.append(f"{margin}raise LayoutError({quoted(f'no case of {what} holds')})")
         return "\n".join(lines)
 
     def alias_blocks(self) -> Iterator[BlockView]:
@@ -639,7 +636,7 @@ class _Viewer:
                 )
                 return self.printer.page_call(page, Raw("slots"))
 
-            body = self.returns(cases, code, IN_FROM_CONFIG + STEP)
+            body = self.returns(cases, code, IN_FROM_CONFIG + STEP, name)
             text = f"{' ' * IN_FROM_CONFIG}def {name}_page_of(slots: int) -> Page:\n{body}"
             yield BlockView(origin=f"formats.{name}", text=text)
 
@@ -670,11 +667,11 @@ class _Viewer:
 
             if buffer.varies:
                 margin = " " * IN_FROM_CONFIG
-                body = self.returns(buffer.pages, code, IN_FROM_CONFIG + STEP)
+                body = self.returns(buffer.pages, code, IN_FROM_CONFIG + STEP, buffer.choice)
                 text = f"{margin}def {local}(layer: int) -> Page:\n{body}\n"
                 yield BlockView(origin=origin, text=text, is_function=True)
             else:
-                yield BlockView(origin=origin, text=self.branches(local, buffer.pages, code))
+                yield BlockView(origin=origin, text=self.branches(local, buffer.pages, code, buffer.choice))
 
     def buffer_checks(self) -> Iterator[str]:
         for buffer in self.layout.buffers:
@@ -735,15 +732,30 @@ class _Viewer:
         return f'sum(buffer.num_bytes(tokens{argument}) for buffer in layout.buffers if buffer.memory == "host")'
 
 
+def joined(cases: tuple[Case, ...], code) -> tuple[Case, ...]:  # type: ignore[no-untyped-def]
+    """The cases, neighbours that say the same made one."""
+    found: list[Case] = []
+    for case in cases:
+        if found and flat(code(found[-1].use)) == flat(code(case.use)):
+            before = found.pop().when
+            assert before is not None
+            either = None if case.when is None else Binary(operator="or", left=before, right=case.when, span=case.span)
+            case = replace(case, when=either)
+        found.append(case)
+    return tuple(found)
+
+
 def header_file(name: str) -> str:
     """A file name that is safe in a comment."""
     return "".join(letter if letter.isprintable() and letter.isascii() else "_" for letter in name)
 
 
-def docstring(text: str) -> str:
-    """Text that is safe inside a docstring, with a full stop."""
+def wrapped(text: str, before: int = 0, later: str = "") -> list[str]:
+    """Text that is safe inside a docstring, with a full stop, in lines with `before` columns in front of them."""
     safe = text.replace("\\", "\\\\").replace('"', '\\"')
-    return safe if safe.endswith((".", "!", "?")) else f"{safe}."
+    safe = safe if safe.endswith((".", "!", "?")) else f"{safe}."
+    columns = WIDTH - before if safe.isascii() else (WIDTH - before) // 2  # letters may be two columns wide
+    return textwrap.wrap(safe, columns, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
 
 
 def rate_is_not(rate: Rate, number: int) -> bool:

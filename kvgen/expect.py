@@ -17,8 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from kvgen.cases import reached_cases, truth
-from kvgen.expr import Literal, Name
-from kvgen.page import resolve_page
+from kvgen.check import why_outside
+from kvgen.expr import Literal, Name, names
+from kvgen.page import BYTE, FieldLayout, resolve_page
 from kvgen.problems import Label, Problem, Severity, Span
 from kvgen.scope import Scope, scope_of
 from kvgen.size import Size
@@ -105,10 +106,10 @@ class _Proof:
         self.report("KV302", message, span, help)
         return _Unreadable()
 
-    def equal(self, what: str, entry_span: Span, found: object, wanted: object, notes: tuple[str, ...] = ()) -> None:
+    def equal(self, what: str, span: Span, found: object, wanted: object, notes: tuple[str, ...] = ()) -> None:
         if found != wanted:
             message = f"{what} is {_written(found)}, expected {_written(wanted)}"
-            self.report("KV301", message, entry_span, notes=notes)
+            self.report("KV301", message, span, notes=notes)
 
     def given(self) -> Iterator[tuple[Parameter | None, str, Any, Entry]]:
         """(parameter or None for a built-in name, name, value, entry) of everything under `given`."""
@@ -173,7 +174,7 @@ class _Layout(_Proof):
                 self.report("KV303", "the error says something else", wanted.value.span, notes=tuple(error.problems))
             return
         if wanted is not None:
-            self.report("KV303", "no error comes", wanted.value.span)
+            self.report("KV303", "no error comes: the config and the choices are accepted", wanted.value.span)
             return
         for name, entry in self.claims.items():
             if name in ("layer", "slot", "index", "byte"):
@@ -191,7 +192,8 @@ class _Layout(_Proof):
                 continue
             path = next((source.name for source in parameter.sources if isinstance(source, Name)), None)
             if path is None:
-                raise self.unreadable(f"`{name}` has no field of its own in a config", entry.key.span)
+                message = f"`{name}` is computed from several fields of a config, and cannot be given"
+                raise self.unreadable(message, entry.key.span, "name a `config` that has those fields")
             _put(target, path, _as_raw(parameter, value))
         if self.expectation.config is None:
             for parameter in self.spec.parameters:
@@ -215,9 +217,9 @@ class _Layout(_Proof):
             reason = (error.strerror or "unknown error").lower()
             raise self.unreadable(f"cannot read `{name}`: {reason}", scalar.span) from None
         except (ValueError, RecursionError):
-            raise self.unreadable(f"`{name}` is no JSON", scalar.span) from None
+            raise self.unreadable(f"`{name}` is not JSON", scalar.span) from None
         if not isinstance(found, dict):
-            raise self.unreadable(f"`{name}` holds no object", scalar.span)
+            raise self.unreadable(f"`{name}` is not a JSON object", scalar.span)
         return found
 
     # -- claims
@@ -226,83 +228,78 @@ class _Layout(_Proof):
         self.report("KV302", f"`{entry.key.value}` is not supported yet", entry.key.span)
 
     def claim_bytes_per_token(self, entry: Entry) -> None:
-        found = self.module.cell_size(self.layout)
-        wanted = _number(entry.value)
-        notes = self.shares("device", found, wanted) if found != wanted else ()
-        self.equal("bytes_per_token", entry.value.span, found, wanted, notes)
+        found, wanted = self.module.cell_size(self.layout), _number(entry.value)
+        notes = self.shares("device", found, wanted, self.slots_per("token"), "slots per token")
+        self.equal("`bytes_per_token`", entry.value.span, found, wanted, notes)
 
     def claim_host_bytes_per_token(self, entry: Entry) -> None:
         found = sum((Fraction(item.bytes_per_token) for item in self.buffers("host")), Fraction(0))
         wanted = _number(entry.value)
-        notes = self.shares("host", found, wanted) if found != wanted else ()
-        self.equal("host_bytes_per_token", entry.value.span, found, wanted, notes)
+        notes = self.shares("host", found, wanted, self.slots_per("token"), "slots per token")
+        self.equal("`host_bytes_per_token`", entry.value.span, found, wanted, notes)
 
     def claim_request_bytes(self, entry: Entry) -> None:
         found = sum(
             Fraction(item.layer_page_bytes * getattr(item.space, "slots_per_request", 0), item.space.page_size)
             for item in self.buffers("device")
         )
-        self.equal("request_bytes", entry.value.span, found, _number(entry.value))
+        wanted = _number(entry.value)
+        notes = self.shares("device", found, wanted, self.slots_per("request"), "slots per request")
+        self.equal("`request_bytes`", entry.value.span, found, wanted, notes)
 
     def claim_page_total(self, entry: Entry) -> None:
-        found = sum(item.layer_page_bytes for item in self.layout.buffers)
-        self.equal("page_total", entry.value.span, found, _number(entry.value))
+        found, wanted = sum(item.layer_page_bytes for item in self.layout.buffers), _number(entry.value)
+        notes = self.shares(None, found, wanted, lambda buffer: self.pages(buffer)[0].slots, "slots")
+        self.equal("`page_total`", entry.value.span, found, wanted, notes)
 
     def claim_total_bytes(self, entry: Entry) -> None:
         assert isinstance(entry.value, Mapping)
-        wanted = entry.value.get("is")
-        tokens, requests = (
-            plain(entry.value.get(key)) or 0 if entry.value.get(key) else 0 for key in ("tokens", "requests")
-        )
-        try:
-            found = self.module.bytes_for(self.layout, tokens, requests)
-        except ValueError as error:
-            raise self.unreadable(str(error), entry.value.span) from None
-        assert wanted is not None
-        self.equal("total_bytes", wanted.span, found, _number(wanted), self.buffer_totals(tokens, requests))
+        total = entry.value.get("is")
+        assert total is not None
+        counts = self.counts(entry.value)
+        found, wanted = self.module.bytes_for(self.layout, *counts), _number(total)
+        notes = self.shares("device", found, wanted, lambda buffer: self.num_slots(buffer, counts), "slots")
+        if abs(found - wanted) == self.module.bytes_for(self.layout, 0):
+            notes = (*notes, "that is what the reserved pages cost")
+        self.equal("`total_bytes`", total.span, found, wanted, notes)
 
     def claim_page_bytes(self, entry: Entry) -> None:
         for buffer, item in self.each_buffer(entry):
             for page in self.pages(buffer):
-                notes = (_fields_note(page),)
-                self.equal(
-                    f"page_bytes of `{buffer.name}`", item.value.span, page.page_bytes, _number(item.value), notes
-                )
+                what, found, wanted = f"`page_bytes` of `{buffer.name}`", page.page_bytes, _number(item.value)
+                self.equal(what, item.value.span, found, wanted, _page_notes(_parts(page), page.slots, found, wanted))
 
     def claim_slot_bytes(self, entry: Entry) -> None:
         for buffer, item in self.each_buffer(entry):
             for page in self.pages(buffer):
-                notes = (_fields_note(page),)
-                self.equal(
-                    f"slot_bytes of `{buffer.name}`", item.value.span, page.slot_bytes, _number(item.value), notes
-                )
+                what, found, wanted = f"`slot_bytes` of `{buffer.name}`", page.slot_bytes, _number(item.value)
+                self.equal(what, item.value.span, found, wanted, _page_notes(_parts(page), 1, found, wanted))
 
     def claim_slots(self, entry: Entry) -> None:
         assert isinstance(entry.value, Mapping)
-        tokens = plain(entry.value.get("tokens")) if entry.value.get("tokens") else 0
-        requests = plain(entry.value.get("requests")) if entry.value.get("requests") else 0
+        counts = self.counts(entry.value)
         for buffer, item in self.each_buffer(entry, skip=("tokens", "requests")):
-            try:
-                found = self.module.slots(self.layout, buffer.space.name, tokens, requests)
-            except ValueError as error:
-                raise self.unreadable(str(error), entry.value.span) from None
-            self.equal(f"slots of `{buffer.name}`", item.value.span, found, _number(item.value))
+            found = self.num_slots(buffer, counts)
+            self.equal(f"`slots` of `{buffer.name}`", item.value.span, found, _number(item.value))
 
     def claim_owners(self, entry: Entry) -> None:
         for buffer, item in self.each_buffer(entry):
             wanted = plain(item.value)
             if isinstance(wanted, list):
-                self.equal(f"owners of `{buffer.name}`", item.value.span, list(buffer.layers), wanted)
+                self.equal(f"`owners` of `{buffer.name}`", item.value.span, list(buffer.layers), wanted)
             else:
-                self.equal(f"number of owners of `{buffer.name}`", item.value.span, len(buffer.layers), wanted)
+                self.equal(f"the number of `owners` of `{buffer.name}`", item.value.span, len(buffer.layers), wanted)
 
     def claim_at(self, entry: Entry) -> None:
         name, _, field_name = str(plain(entry.value)).partition(".")
         buffer = self.find(name, self.layout.buffers, "buffer", entry.value.span)
         claims = {key: plain(item.value) for key, item in self.claims.items()}
         layer = claims.get("layer", buffer.layers[0] if buffer.layers else None)
+        if layer is None:
+            raise self.unreadable(f"no layer has `{name}` here", entry.value.span)
         if layer not in buffer.layers:
-            raise self.unreadable(f"layer {layer} does not own `{name}`", entry.value.span)
+            owners = f"the layers that have it are {', '.join(map(str, buffer.layers))}" if buffer.layers else None
+            raise self.unreadable(f"layer {layer} has no `{name}`", self.claims["layer"].value.span, owners)
         pages = self.pages(buffer)
         page = pages[buffer.layers.index(layer)] if len(pages) > 1 else pages[0]
         field = self.find(field_name, page.fields, "field", entry.value.span)
@@ -311,14 +308,32 @@ class _Layout(_Proof):
             message = f"`index` into `{name}.{field_name}` has {len(index)} numbers, not {len(field.shape) - 1}"
             raise self.unreadable(message, self.claims["index"].value.span)
         number, slot = divmod(claims.get("slot", 0), page.slots)
-        for position, extent in zip((slot, *index), field.shape, strict=True):
+        for number_of, (position, extent) in enumerate(zip(index, field.shape[1:], strict=True)):
             whole = prod(extent) if isinstance(extent, tuple) else extent
-            if not 0 <= position < whole:
-                raise self.unreadable(f"index {position} is outside 0..{whole - 1}", entry.value.span)
+            if position >= whole:
+                span = self.claims["index"].value.items[number_of].span  # type: ignore[union-attr]
+                raise self.unreadable(f"{position} is outside 0..{whole - 1}", span)
         found = number * _stride(page, field) + _offset(page, field) + _element(field, (slot, *index))
-        self.equal(f"byte of `{name}.{field_name}`", self.claims["byte"].value.span, found, claims["byte"])
+        self.equal(f"`byte` of `{name}.{field_name}`", self.claims["byte"].value.span, found, claims["byte"])
 
     # -- what the module knows
+
+    def counts(self, node: Mapping) -> tuple[int, int]:
+        """The `tokens` and `requests` of a claim."""
+        values = [plain(node.get(key)) if node.get(key) is not None else 0 for key in ("tokens", "requests")]
+        tokens, requests = int(values[0]), int(values[1])  # type: ignore[call-overload]
+        try:
+            self.module.bytes_for(self.layout, tokens, requests)
+        except ValueError as error:
+            raise self.unreadable(str(error), node.get("tokens").span) from None  # type: ignore[union-attr]
+        return tokens, requests
+
+    def num_slots(self, buffer: Any, counts: tuple[int, int]) -> int:
+        return self.module.slots(self.layout, buffer.space.name, *counts)
+
+    @staticmethod
+    def slots_per(what: str) -> Callable[[Any], Fraction]:
+        return lambda buffer: Fraction(getattr(buffer.space, f"slots_per_{what}", 0))
 
     def buffers(self, memory: str) -> list[Any]:
         return [item for item in self.layout.buffers if getattr(item, "memory", "device") == memory]
@@ -339,40 +354,39 @@ class _Layout(_Proof):
             raise self.unreadable(f"unknown {what} `{name}`", span, suggest(name, [item.name for item in items]))
         return found
 
-    def shares(self, memory: str, found: Fraction | int, wanted: Fraction | int) -> tuple[str, ...]:
-        """What each buffer costs, and which fields make up the difference, where some do."""
-        notes = []
-        shares: dict[str, Fraction] = {}
-        for buffer in self.buffers(memory):
-            if not buffer.layers:
-                continue
-            count = len(buffer.layers)
-            slots = Fraction(buffer.space.slots_per_token)
-            per = "" if slots == 1 else f" x {slots} slots per token"
-            layers = f"{count} layer{'' if count == 1 else 's'}"
-            page = self.pages(buffer)[0]
-            notes.append(f"`{buffer.name}`: {_written(buffer.bytes_per_token)} = {layers} x {_fields_note(page)}{per}")
-            for page in self.pages(buffer):
-                for field in page.fields:
-                    times = 1 if len(self.pages(buffer)) > 1 else count
-                    share = Fraction(_field_bytes(field)) * times * slots
-                    shares[f"`{buffer.name}.{field.name}`"] = (
-                        shares.get(f"`{buffer.name}.{field.name}`", Fraction(0)) + share
-                    )
-        difference = abs(Fraction(found) - Fraction(wanted))
-        for size in (1, 2, 3):
-            for chosen in combinations(sorted(shares), size):
-                if sum(shares[name] for name in chosen) == difference:
-                    return (*notes, f"the difference of {_written(difference)} is {' and '.join(chosen)}")
-        return (*notes, f"the difference is {_written(difference)}")
+    def shares(
+        self,
+        memory: str | None,
+        found: Fraction | int,
+        wanted: Fraction | int,
+        slots: Callable[[Any], Fraction | int],
+        unit: str,
+    ) -> tuple[str, ...]:
+        """What each buffer costs, and which fields make up the difference, where some do.
 
-    def buffer_totals(self, tokens: int, requests: int) -> tuple[str, ...]:
-        counts = (tokens, requests) if hasattr(self.layout.spaces[0], "slots_per_request") else (tokens,)
-        return tuple(
-            f"`{item.name}`: {item.num_bytes(*counts)} = {len(item.layers)} layers x {item.num_pages(*counts)} pages"
-            for item in self.buffers("device")
-            if item.layers
-        )
+        Args:
+            memory: whose buffers count; None for all.
+            found: the number that came out.
+            wanted: the number that was expected.
+            slots: of a buffer, how many of them count in each layer.
+            unit: what those slots are called.
+        """
+        notes: list[str] = []
+        shares: dict[str, Fraction] = {}
+        for buffer in self.layout.buffers if memory is None else self.buffers(memory):
+            count, pages = slots(buffer), self.pages(buffer)
+            if not buffer.layers or not count:
+                continue
+            times = 1 if len(pages) > 1 else len(buffer.layers)
+            layers = f"{len(buffer.layers)} layer{'' if len(buffer.layers) == 1 else 's'}"
+            own = sum((Fraction(page.slot_bytes) for page in pages), Fraction(0)) * times * count
+            each = _slot_note(_parts(pages[0])) if len({page.slot_bytes for page in pages}) == 1 else "different pages"
+            notes.append(f"`{buffer.name}`: {own} = {layers} x {each}" + (f" x {count} {unit}" if count != 1 else ""))
+            for page in pages:
+                for name, nbytes in _parts(page).items():
+                    key = f"the padding of `{buffer.name}`" if name == "padding" else f"`{buffer.name}.{name}`"
+                    shares[key] = shares.get(key, Fraction(0)) + nbytes * times * count
+        return (*notes, _difference(shares, found, wanted))
 
 
 class _Fragment(_Proof):
@@ -384,7 +398,12 @@ class _Fragment(_Proof):
                 raise self.unreadable(
                     f"`{key}` is missing", self.expectation.span, "a fragment expects `format`, `slots` and `bytes`"
                 )
-        values = {name: value for _, name, value, _ in self.given()}
+        values: dict[str, Any] = {}
+        for parameter, name, value, given in self.given():
+            values[name] = tuple(value) if isinstance(value, list) else value
+            why = why_outside(parameter, values[name]) if parameter is not None else None
+            if why is not None:
+                raise self.unreadable(f"`{_written(value)}` {why}", given.value.span)
         fixed = tuple(replace(item, equals=values.get(item.name.text, item.equals)) for item in self.spec.parameters)
         scope, _ = scope_of(replace(self.spec, parameters=fixed))
         entry = self.claims["format"]
@@ -397,10 +416,14 @@ class _Fragment(_Proof):
             return
         wanted = self.claims["bytes"].value
         if page.page_bytes.known is None:
-            names = ", ".join(f"`{name}`" for name in page.page_bytes.names)
-            raise self.unreadable(f"the bytes depend on {names}", wanted.span, "add the names to `given`")
-        notes = tuple(f"`{field.name}`: {field.nbits} bits of {field.dtype} in a record" for field in page.fields)
-        self.equal(f"bytes of `{format.name}`", wanted.span, page.page_bytes.known, _number(wanted), notes)
+            listed = ", ".join(f"`{name}`" for name in page.page_bytes.names)
+            raise self.unreadable(f"the bytes depend on {listed}", wanted.span, f"add {listed} to `given`")
+        slots, nbytes, number = page.slots.known or 1, page.page_bytes.known, _number(wanted)
+        parts = {field.name: Fraction(_known_bits(field), BYTE) for field in page.fields}
+        parts |= _padding(Fraction(nbytes, slots), parts)
+        self.equal(
+            f"`bytes` of `{format.name}`", wanted.span, nbytes, number, _page_notes(parts, slots, nbytes, number)
+        )
 
     def resolve(self, scope: Scope, name: str, span: Span) -> Format:
         formats = {item.name.text: item for item in self.spec.formats}
@@ -412,10 +435,11 @@ class _Fragment(_Proof):
         for case in format.cases:
             state = True if case.when is None else truth(scope, case.when, {})
             if state is None:
-                raise self.unreadable(f"`given` does not decide a case of `{name}`", span)
+                listed = ", ".join(f"`{item}`" for item in sorted(names(case.when)))  # type: ignore[arg-type]
+                raise self.unreadable(f"`given` does not decide a case of `{name}`", span, f"add {listed} to `given`")
             if state:
                 return self.resolve(scope, case.use.text, span)
-        raise self.unreadable(f"no case of `{name}` holds", span)
+        raise self.unreadable(f"no case of `{name}` holds for these values", span)
 
 
 # -- small things
@@ -474,12 +498,44 @@ def _field_bytes(field: Any) -> Fraction:
     return Fraction(elements * DTYPES[field.dtype], 8)
 
 
-def _fields_note(page: Any) -> str:
-    parts = [f"{field.name} {_written(_field_bytes(field))}" for field in page.fields]
-    rest = Fraction(page.page_bytes, page.slots) - sum(_field_bytes(field) for field in page.fields)
-    if rest:
-        parts.append(f"padding {_written(rest)}")
-    return f"{_written(page.slot_bytes)} bytes a slot ({' + '.join(parts)})"
+def _known_bits(field: FieldLayout) -> int:
+    """Bits of a field for one slot of a page whose bytes are known."""
+    return prod(size.known or 0 for size in (field.bits, *field.shape[1:]))
+
+
+def _parts(page: Any) -> dict[str, Fraction]:
+    """Bytes a slot by field, and of the padding, where there is some, under that name."""
+    parts = {field.name: _field_bytes(field) for field in page.fields}
+    return parts | _padding(Fraction(page.page_bytes, page.slots), parts)
+
+
+def _padding(slot_bytes: Fraction, parts: MappingType[str, Fraction]) -> dict[str, Fraction]:
+    rest = slot_bytes - sum(parts.values())
+    return {"padding": rest} if rest else {}
+
+
+def _slot_note(parts: MappingType[str, Fraction]) -> str:
+    listed = " + ".join(f"{name} {_written(nbytes)}" for name, nbytes in parts.items())
+    return f"{_written(sum(parts.values()))} bytes a slot ({listed})"
+
+
+def _page_notes(
+    parts: MappingType[str, Fraction], slots: int, found: Fraction | int, wanted: Fraction | int
+) -> tuple[str, ...]:
+    """What the slots of a page are made of, and the fields that make up the difference."""
+    shares = {"the padding" if name == "padding" else f"`{name}`": nbytes * slots for name, nbytes in parts.items()}
+    times = "" if slots == 1 else f"{_written(found)} = {slots} slots x "
+    return (f"{times}{_slot_note(parts)}", _difference(shares, found, wanted))
+
+
+def _difference(shares: MappingType[str, Fraction], found: Fraction | int, wanted: Fraction | int) -> str:
+    """The difference, as the fewest of the shares that make it up, where three do."""
+    difference = abs(Fraction(found) - Fraction(wanted))
+    for size in (1, 2, 3) if difference else ():
+        for chosen in combinations(sorted(shares), size):
+            if sum(shares[name] for name in chosen) == difference:
+                return f"the difference of {_written(difference)} is {' and '.join(chosen)}"
+    return f"the difference is {_written(difference)}"
 
 
 def _element(field: Any, index: tuple[int, ...]) -> int:

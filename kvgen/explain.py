@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator
 from types import ModuleType
@@ -25,14 +26,34 @@ def explain(layout: Layout, module: ModuleType | None = None, resolved: Any = No
     lines = [f"{layout.name}  {fingerprint}", *_wrap(layout.doc, ""), ""]
     if resolved is None:
         lines += _rules(layout)
-        pages = layout.pages
+        for page in layout.pages:
+            lines += ["", *page_lines(page)]
     else:
         lines += _resolved(module, resolved)
-        used = {(page.format, page.slots) for buffer in resolved.buffers for page in pages_of(buffer)}
-        pages = tuple(page for page in layout.pages if not page.is_constant or (page.format, page.slots.known) in used)
-    for page in pages:
-        lines += ["", *page_lines(page)]
+        constant = {(page.format, page.slots.known): page for page in layout.pages if page.is_constant}
+        for used in dict.fromkeys(page for buffer in resolved.buffers for page in pages_of(buffer)):
+            page = constant.get((used.format, used.slots))
+            lines += ["", *(page_lines(page) if page is not None else _resolved_page(used))]
     return "\n".join(lines) + "\n"
+
+
+def _resolved_page(page: Any) -> Iterator[str]:
+    """A page whose numbers load time decided: each field with its shape and strides in bytes, slot axis first."""
+    split = ", a tensor for each plane" if getattr(page, "split", False) else ""
+    slots = f"{page.slots} slot{'' if page.slots == 1 else 's'}"
+    yield f"{page.format}: a page of {slots} is {shown(page.page_bytes)} bytes{split}"
+    width = max(len(field.name) for field in page.fields)
+    for field in page.fields:
+        yield from _wrap(
+            f"{field.name:<{width}}  {field.dtype} at {field.offset}, {_tuple(field.shape)}:{_tuple(field.stride)}",
+            "  ",
+        )
+
+
+def _tuple(items: Any) -> str:
+    if isinstance(items, tuple):
+        return f"({', '.join(map(_tuple, items))})"
+    return str(items)
 
 
 def _rules(layout: Layout) -> Iterator[str]:
@@ -119,7 +140,8 @@ def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
             for form, slots, size, slot in sorted(pages, key=str)
         )
         yield from _wrap(f"{buffer.name}: {forms}, in {buffer.space.name}{memory}", "  ")
-        yield from _wrap(f"{len(buffer.layers)} layers: {runs(buffer.layers)}", "    ")
+        count = f"{len(buffer.layers)} layer{'' if len(buffer.layers) == 1 else 's'}"
+        yield from _wrap(f"{count}: {runs(buffer.layers)}", "    ")
         yield f"    {shown(buffer.bytes_per_token)} bytes per token"
     if module is not None:
         yield f"bytes per token {shown(module.cell_size(resolved))}, fixed {shown(module.bytes_for(resolved, 0))}"
@@ -139,7 +161,7 @@ def runs(layers: tuple[int, ...]) -> str:
 def _short(value: object) -> str:
     if isinstance(value, list) and len(value) > 8:
         return f"[{len(value)} values]"
-    return str(plain(value))
+    return value if isinstance(value, str) else json.dumps(plain(value))
 
 
 def _wrap(text: str, margin: str) -> list[str]:
@@ -173,14 +195,7 @@ def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any
             "config_used": {name: plain(value) for name, value in resolved.config_used.items()},
             "defaults_used": {name: plain(value) for name, value in resolved.defaults_used.items()},
             "bytes_per_token": plain(module.cell_size(resolved)),
-            "buffers": [
-                {
-                    key: value
-                    for key, value in buffer_as_json(module, resolved, buffer, 0).items()
-                    if key not in ("slots", "bytes")
-                }
-                for buffer in resolved.buffers
-            ],
+            "buffers": [buffer_as_json(resolved, buffer) for buffer in resolved.buffers],
         }
     return found
 

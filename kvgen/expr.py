@@ -147,7 +147,8 @@ def show(expr: Expr, outer: int = 0) -> str:
         case Literal(value=str()):
             return f"'{expr.value}'"
         case Literal(value=Fraction()):
-            own, text = PRECEDENCE["/"], _decimal(expr.value)
+            text = _decimal(expr.value)
+            own = PRECEDENCE["/"] if " " in text else POSTFIX
         case Literal():
             return str(expr.value)
         case Name():

@@ -135,7 +135,7 @@ class Typing:
             return Bool()
         if not self.numeric(expr.left, left) or not self.numeric(expr.right, right):
             return None
-        return self.arithmetic(expr, left, right)  # type: ignore[arg-type]
+        return self.arithmetic(expr, left, right, place)  # type: ignore[arg-type]
 
     def numeric(self, expr: Expr, kind: Type | None) -> bool:
         if kind is not None and not isinstance(kind, (Int, Ratio)):
@@ -172,10 +172,12 @@ class Typing:
         if other.letters is not None and not set(word) <= set(other.letters):
             self.report("KV212", f"`{word}` is never a value here", expr, notes=(f"the letters are `{other.letters}`",))
 
-    def arithmetic(self, expr: Binary, left: Int | Ratio, right: Int | Ratio) -> Type | None:
+    def arithmetic(self, expr: Binary, left: Int | Ratio, right: Int | Ratio, place: Place) -> Type | None:
         operator = expr.operator
-        if operator in ("/", "//", "%") and not self.divides(expr.right, right):
-            return None
+        if operator in ("/", "//", "%"):
+            if not self.divides(expr.right, right, place):
+                return None
+            right = _above_zero(right)
         if isinstance(left, Ratio) or isinstance(right, Ratio):
             if operator in ("//", "%"):
                 help = "divide a ratio with `/`" if operator == "//" else None
@@ -185,7 +187,9 @@ class Typing:
             if parts > FACTORS_MAX:
                 self.report("KV216", f"`{show(expr)}` may have too many digits", expr, "use fewer ratios")
                 return None
-            return Ratio(-1 if operator == "-" else min(least_sign(left), least_sign(right)), parts)
+            signs = least_sign(left), least_sign(right)
+            sign = -1 if operator == "-" else min(signs)
+            return Ratio(max(signs) if operator == "+" and sign == 0 else sign, parts)
         corners = [_APPLY[operator](a, b) for a in (left.low, left.high) for b in (right.low, right.high)]
         low, high = min(corners), max(corners)
         if operator == "%":
@@ -196,14 +200,14 @@ class Typing:
             return None
         return Int(low, high)
 
-    def divides(self, expr: Expr, kind: Int | Ratio) -> bool:
-        """Whether a divisor is certain to be above 0; a problem where it is not."""
-        if least_sign(kind) > 0:
+    def divides(self, expr: Expr, kind: Int | Ratio, place: Place) -> bool:
+        """Whether a divisor is certain to be above 0, by its bounds or by a guard; a problem where it is not."""
+        if least_sign(kind) > 0 or self.scope.known_below(Literal(value=0, span=expr.span), expr, place.facts):
             return True
         if isinstance(kind, Int) and kind.low == kind.high:
             self.report("KV215", f"division by {kind.low}", expr)
             return False
-        help = "state `min: 1` for what it is made of"
+        help = f"state `min: 1` for what it is made of, or guard it, as in `{show(expr)} > 0 and …`"
         if isinstance(expr, Call) and expr.function == "len":
             help = f"guard it, as in `{show(expr)} > 0 and …`"
         self.report("KV215", f"`{show(expr)}` is a divisor and may be 0 or less", expr, help)
@@ -283,6 +287,10 @@ class Typing:
             return None
         if any(isinstance(kind, Ratio) for kind in kinds):
             return Ratio(min(map(least_sign, kinds)), max(map(factors, kinds)))  # type: ignore[arg-type]
+        if expr.function in ("cdiv", "shard"):
+            if not self.divides(expr.arguments[1], kinds[1], place):  # type: ignore[arg-type]
+                return None
+            kinds[1] = _above_zero(kinds[1])  # type: ignore[arg-type]
         return self.of_whole_numbers(expr, kinds)  # type: ignore[arg-type]
 
     def of_whole_numbers(self, expr: Call, kinds: list[Int]) -> Type | None:
@@ -292,8 +300,6 @@ class Typing:
                 return Int(min(lows), min(highs))
             case "max":
                 return Int(max(lows), max(highs))
-            case "cdiv" | "shard" if not self.divides(expr.arguments[1], kinds[1]):
-                return None
             case "cdiv":
                 least, most = lows[1] if lows[0] < 0 else highs[1], highs[1] if highs[0] < 0 else lows[1]
                 return Int(-(-lows[0] // least), -(-highs[0] // most))
@@ -301,7 +307,7 @@ class Typing:
                 return Int(min(1, lows[0]), max(1, highs[0]))
             case "gcd":
                 return Int(1 if max(lows) > 0 else 0, max(abs(high) for high in (*lows, *highs)))
-        high = math.prod(max(1, abs(high)) for high in highs)
+        high = math.prod(max(1, abs(kind.low), abs(kind.high)) for kind in kinds)
         if high > MAGNITUDE_MAX:
             help = "state a `max` for what it is made of"
             self.report("KV216", f"`{show(expr)}` may grow beyond {MAGNITUDE_MAX.bit_length() - 1} bits", expr, help)
@@ -324,23 +330,33 @@ class Typing:
         name, slots = expr.arguments
         kind = self.expect(slots, Int, place)
         if isinstance(kind, Int) and kind.low < 1:
-            help = None if kind.low == kind.high else "state `min: 1` for what it is made of"
-            self.report("KV212", f"a page of `{show(slots)}` slots may be empty", slots, help)
+            known = kind.low == kind.high
+            message = f"a page of {kind.low} slots has no size" if known else f"`{show(slots)}` slots may be none"
+            self.report("KV212", message, slots, None if known else "state `min: 1` for what it is made of")
         if not isinstance(name, Name) or name.name not in self.scope.formats():
             message = f"unknown format `{show(name)}`"
             self.report("KV210", message, name, suggest(show(name), self.scope.formats()))
+            return None
+        if "layer" not in place.words and self.scope.varies(expr):
+            message = f"a page of `{name.name}` depends on the layer, which has no value here"
+            self.report("KV211", message, name, notes=(_WHERE["layer"],))
             return None
         return Int(1, 2**62)
 
 
 _NAMES = {Int: "an int", Ratio: "a number", Bool: "a bool", Text: "a text", ListOf: "a list"}
 _WHERE = {
-    "layer": "`layer` has a value in layer sets (not in `when`), in the `layers` of a buffer, in `require`, in axes, "
-    "and in lets used there",
+    "layer": "`layer` has a value in sets (not in their `when`), `layers`, `require` and axes, and in lets used there",
     "tokens": "`tokens` has a value in the `slots` of a space",
     "requests": "`requests` has a value in the `slots` of a space",
     "offset": "`offset` has a value in the `slot` and `where` of a space",
 }
+
+
+def _above_zero(kind: Int | Ratio) -> Int | Ratio:
+    """The type of a divisor that a guard makes certain to be above 0."""
+    return Int(max(1, kind.low), max(1, kind.high)) if isinstance(kind, Int) else kind
+
 
 _APPLY: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import combinations
 
 from kvgen.cases import truth, try_cases
 from kvgen.expr import Binary, Call, Conditional, Expr, Index, Literal, Name, Unary, children, names, show, walk
@@ -179,7 +180,7 @@ class _Resolver:
                 that=self.take(item.that), message=item.message, origin=item.path, varies=self.scope.varies(item.that)
             )
             for item in self.spec.requires
-        )
+        ) + tuple(self.one_buffer_each())
         spaces = tuple(self.space(item) for item in self.spec.spaces)
         buffers = tuple(self.buffer(item) for item in self.spec.buffers)
         layout = Layout(
@@ -203,6 +204,20 @@ class _Resolver:
             fingerprint="",
         )
         return replace(layout, fingerprint=fingerprint(layout))
+
+    def one_buffer_each(self) -> Iterator[RequireLayout]:
+        """That the layers of two buffers of one operation do not meet: the layer says which buffer is meant."""
+        buffers = {item.name.text: item for item in self.spec.buffers}
+        for operation in self.spec.operations:
+            named = [buffers[name.text] for name in operation.buffers or ()]
+            for one, other in combinations(named, 2):
+                if self.scope.disjoint(one.layers, other.layers):
+                    continue
+                both = Binary(operator="and", left=one.layers, right=other.layers, span=other.layers.span)
+                that = self.take(Unary(operator="not", operand=both, span=both.span))
+                if that != Literal(value=True, span=both.span):
+                    message = f"{operation.name} cannot tell {one.name} from {other.name}: both are owned here"
+                    yield RequireLayout(that=that, message=message, origin=operation.path, varies=True)
 
     # -- expressions
 
@@ -443,7 +458,7 @@ def _canonical(layout: Layout) -> dict[str, object]:
             item.name.text: [
                 item.section,
                 item.kind,
-                repr(item.values),
+                sorted(map(repr, item.values or ())),
                 item.letters,
                 str(item.minimum),
                 str(item.maximum),
@@ -462,6 +477,7 @@ def _canonical(layout: Layout) -> dict[str, object]:
         "layers": [show(layout.body), show(layout.draft)],
         "spaces": {item.name: cases(item.cases, _canonical_space) for item in layout.spaces},
         "pages": {f"{page.format} {page.slots}": _canonical_page(page) for page in layout.pages},
+        "aliases": {name: cases(items, str) for name, items in layout.aliases},
         "buffers": {
             item.name: [
                 item.space,

@@ -9,10 +9,12 @@ every element is aligned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from math import lcm
+from typing import TypeVar
 
 from kvgen.expr import Expr, Literal, Name, show
 from kvgen.facts import Place
@@ -20,7 +22,7 @@ from kvgen.fold import FoldError
 from kvgen.problems import InternalError, Label, Problem, Span
 from kvgen.scope import Scope
 from kvgen.size import Size, SizeError
-from kvgen.spec import Axis, Field, Format, Gap, Part, Piece, Plane, Quant
+from kvgen.spec import Axis, Field, Format, Gap, Ident, Part, Piece, Plane, Quant
 from kvgen.types import DTYPES, Int, Text, suggest
 
 CODES = {
@@ -38,6 +40,8 @@ CODES = {
     "KV231": "an initial value that the dtype does not have",
 }
 
+T = TypeVar("T")
+R = TypeVar("R")
 PAGE_BYTES_MAX = 2**40
 BYTE = 8  # bits
 
@@ -154,14 +158,20 @@ class Page:
         dtypes = all(field.dtype in DTYPES for field in self.fields)
         return self.page_bytes.known is not None and self.slots.known is not None and not self.conditions and dtypes
 
+    def is_behind(self, bit: Size, plane: PlaneLayout) -> bool:
+        """Whether a bit lies behind all of a plane. Each local is at least what it was made from."""
+        end = plane.offset + plane.nbits
+        for local in reversed(self.locals):
+            if bit.at_least(end):
+                return True
+            bit = bit.replacing(local.name, local.at_least)
+        return bit.at_least(end)
+
     def __post_init__(self) -> None:
-        floors = {Size.of(local.name) * BYTE: local.at_least * BYTE for local in self.locals}
         for before, after in pairwise(self.planes):
-            if not floors.get(after.offset, after.offset).at_least(before.offset + before.nbits):
+            if not self.is_behind(after.offset, before):
                 raise InternalError(f"{self.origin}: planes overlap")
-        last = self.planes[-1]
-        end = self.page_bytes * BYTE
-        if not floors.get(end, end).at_least(last.offset + last.nbits):
+        if not self.is_behind(self.page_bytes * BYTE, self.planes[-1]):
             raise InternalError(f"{self.origin}: a plane runs past the page")
         for field in self.fields:
             _prove_covered(field)
@@ -237,7 +247,8 @@ def resolve_page(scope: Scope, format: Format, slots: Size, problems: list[Probl
     except Refused:
         return None
     except SizeError as error:
-        problems.append(Problem("KV229", str(error), Label(format.name.span), path=format.path))
+        message = f"a page of `{format.name}` has {error}"
+        problems.append(Problem("KV229", message, Label(format.name.span), path=format.path))
         return None
 
 
@@ -265,12 +276,34 @@ class _Resolver:
         self.path = f"{format.path}.page"
 
     def refuse(
-        self, code: str, message: str, span: Span, help: str | None = None, notes: Iterable[str] = (), path: str = ""
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        help: str | None = None,
+        notes: Iterable[str] = (),
+        path: str = "",
+        labels: tuple[Label, ...] = (),
     ) -> Refused:
-        problem = Problem(code, message, Label(span), help=help, notes=tuple(notes), path=path or self.path)
+        problem = Problem(
+            code, message, Label(span), secondary=labels, help=help, notes=tuple(notes), path=path or self.path
+        )
         if problem not in self.problems:
             self.problems.append(problem)
         return Refused()
+
+    def all_of(self, judge: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """What `judge` makes of every item; Refused once all are judged, where any of them was."""
+        found: list[R] = []
+        refused = 0
+        for item in items:
+            try:
+                found.append(judge(item))
+            except Refused:
+                refused += 1
+        if refused:
+            raise Refused()
+        return found
 
     # -- numbers
 
@@ -283,12 +316,12 @@ class _Resolver:
             raise Refused()
         folded = self.fold(expr)
         if not isinstance(folded, Literal):
-            message = f"{what} must be known at build"
+            message = f"{what} is not known at build"
             raise self.refuse("KV227", message, expr.span, "write a number, or a name with `is`")
         value = folded.value
         assert isinstance(value, int)
         if value < 1:
-            raise self.refuse("KV227", f"{what} must be at least 1, not {value}", expr.span)
+            raise self.refuse("KV227", f"{what} is {value}, and the least is 1", expr.span)
         return value
 
     def fold(self, expr: Expr) -> Expr:
@@ -330,9 +363,12 @@ class _Resolver:
             return name, Size.of(DTYPES[name])
         entity = self.scope.entities.get(name)
         words = entity.type.words if entity is not None and isinstance(entity.type, Text) else None
-        if words is None or not all(word in DTYPES for word in words):
-            help = suggest(name, DTYPES) or f"the dtypes are {', '.join(DTYPES)}"
-            raise self.refuse("KV220", f"unknown dtype `{name}`", field.dtype.span, help, path=field.path)
+        odd = [word for word in words or () if word not in DTYPES]
+        if words is None or odd:
+            known = f"the dtypes are {', '.join(DTYPES)}"
+            message = f"`{name}` can be `{odd[0]}`, which is no dtype" if odd else f"unknown dtype `{name}`"
+            help = suggest(odd[0] if odd else name, DTYPES) or known
+            raise self.refuse("KV220", message, field.dtype.span, help, path=field.path)
         sizes = {DTYPES[word] for word in words}
         if min(sizes) < BYTE and len(sizes) > 1:
             raise self.refuse("KV220", f"`{name}` mixes e2m1 with whole bytes", field.dtype.span, path=field.path)
@@ -347,10 +383,12 @@ class _Resolver:
             known = total.known or 0
             message = f"`{what}` cannot be divided into blocks of {coarse}"
             note = f"{known} = {known // coarse} x {coarse} + {known % coarse}, so the last block would be short"
-            divisors = [n for n in range(1, min(known, 4096) + 1) if known % n == 0]
-            close = ", ".join(str(n) for n in sorted(divisors, key=lambda n: (abs(n - coarse), n))[:3])
-            help = f"divide by {close}" if close else None
-            raise self.refuse("KV221", message, axis.span, help, (note,), field.path)
+            divisors = [n for n in range(2, min(known, 4096) + 1) if known % n == 0]
+            close = " or ".join(str(n) for n in sorted(divisors, key=lambda n: (abs(n - coarse), n))[:2])
+            help = f"use a block that divides {known}, such as {close}" if close else None
+            entity = self.scope.entities.get(axis.name or "")
+            labels = (Label(entity.span, f"`{axis.name}` is {known}"),) if entity is not None else ()
+            raise self.refuse("KV221", message, axis.span, help, (note,), field.path, labels)
         return _Axis(axis.name, coarse, total, axis.span, [])
 
     def extent(self, field: Field, axis: Axis) -> Size:
@@ -364,7 +402,7 @@ class _Resolver:
         if isinstance(folded, Literal):
             assert isinstance(folded.value, int)
             if folded.value < 1:
-                message = f"an axis must have at least 1 element, not {folded.value}"
+                message = f"an axis of {folded.value} elements; the least is 1"
                 raise self.refuse("KV221", message, axis.span, path=field.path)
             return Size.of(folded.value)
         assert isinstance(axis.extent, Name)
@@ -380,34 +418,38 @@ class _Resolver:
         placed: dict[str, Span] = {}
         planes: list[PlaneLayout] = []
         end, align = Size(), 1  # the next free bit, and the multiple of bytes it moves up to where that is not known
+        refused = 0
         for item in self.format.page:
-            if isinstance(item, Gap):
-                end, align = self.moved(item, end, align)
+            try:
+                if isinstance(item, Gap):
+                    end, align = self.moved(item, end, align)
+                    continue
+                first = next((part.field.text for part in item.put if isinstance(part, Part)), "plane")
+                start = self.named(f"{first}_offset", end, align)
+                plane = self.plane(item, start, placed)
+            except Refused:
+                refused += 1
                 continue
-            first = next((part.field.text for part in item.put if isinstance(part, Part)), "plane")
-            start = self.named(f"{first}_offset", end, align)
-            plane = self.plane(item, start, placed)
             planes.append(plane)
             end, align = start + plane.nbits, 1
+        if refused:
+            raise Refused()
         end = self.named("page_bytes", end, align) if align > 1 else end
-        for field in self.fields.values():
-            if field.name.text not in placed:
-                message = f"`{field.name}` is nowhere in the page"
-                help = f"put it into a plane of `{self.format.name}`, or leave it out of `fields`"
-                span = self.format.name.span
-                raise self.refuse("KV222", message, span, help, path=f"{self.format.path}.page")
-        if not planes or end == Size():
+        if end == Size():
             raise self.refuse("KV228", f"a page of `{self.format.name}` has 0 bytes", self.format.name.span)
+        self.all_of(self.nowhere, [field for field in self.fields.values() if field.name.text not in placed])
         if not self.require_multiple(end, Size.of(BYTE), f"bits of a page of {self.format.name}"):
             raise self.refuse("KV226", f"a page of `{self.format.name}` is not whole bytes", self.format.name.span)
         page_bytes = end.divided_by(BYTE)
         if page_bytes.known is not None and page_bytes.known > PAGE_BYTES_MAX:
             message = f"a page of `{self.format.name}` has {page_bytes.known:,} bytes; the limit is {PAGE_BYTES_MAX:,}"
             raise self.refuse("KV229", message, self.format.name.span)
-        for plane in planes:
-            for field in plane.fields:
-                self.check_alignment(field, page_bytes)
-        self.check_quantisation(planes)
+        laid = [field for plane in planes for field in plane.fields]
+        quantised = [field for field in self.fields.values() if field.quant is not None]
+        judge = [lambda field=field: self.check_alignment(field, page_bytes) for field in laid]
+        self.all_of(
+            lambda rule: rule(), [*judge, *(lambda field=field: self.check_scale(field) for field in quantised)]
+        )
         return Page(
             format=self.format.name.text,
             origin=self.format.path,
@@ -417,6 +459,12 @@ class _Resolver:
             locals=tuple(self.locals),
             conditions=tuple(self.conditions),
         )
+
+    def nowhere(self, field: Field) -> None:
+        """KV222: at the field, or at the format that has the fields of another."""
+        span = self.format.name.span if self.format.same_fields_as is not None else field.name.span
+        help = f"put it into a plane of `{self.format.name}`, or leave it out of `fields`"
+        raise self.refuse("KV222", f"`{field.name}` is nowhere in the page of `{self.format.name}`", span, help)
 
     def moved(self, gap: Gap, end: Size, align: int) -> tuple[Size, int]:
         """The next free bit after a gap of the page."""
@@ -450,13 +498,13 @@ class _Resolver:
         return Size.of(f"(-({end.divided_by(BYTE)}) % {amount // BYTE})") * BYTE
 
     def plane(self, plane: Plane, start: Size, placed: dict[str, Span]) -> PlaneLayout:
-        inside: list[tuple[Field, list[_Axis], Part, Size, str]] = []
-        for part in plane.put:
-            if isinstance(part, Part):
-                inside.append(self.part(part, placed))
+        inside = self.all_of(
+            lambda part: self.part(part, placed), [part for part in plane.put if isinstance(part, Part)]
+        )
         if not inside:
-            raise self.refuse("KV222", "a plane with no field in it", plane.span)
-        each = [self.outer(piece, [axes for _, axes, _, _, _ in inside]) for piece in plane.each]
+            help = "a gap between planes is an item of `page`, as in `{pad: 4}`"
+            raise self.refuse("KV222", "a plane with no field in it", plane.span, help)
+        each = [self.outer(piece, [(field, axes) for field, axes, _, _, _ in inside]) for piece in plane.each]
         fields: list[FieldLayout] = []
         end = Size()
         laid = iter(inside)
@@ -505,45 +553,46 @@ class _Resolver:
             raise self.refuse("KV222", message, part.field.span, suggest(name, self.fields))
         if name in placed:
             message = f"`{name}` is in the page twice"
-            raise self.refuse("KV222", message, part.field.span)
+            raise self.refuse("KV222", message, part.field.span, labels=(Label(placed[name], "also here"),))
         placed[name] = part.field.span
         dtype, bits = self.bits(field)
         slot = _Axis("slot", 1, self.slots, part.field.span, [])
         axes = [slot, *(self.axis(field, axis) for axis in field.axes)]
         return field, axes, part, bits, dtype
 
-    def outer(self, piece: Piece, records: list[list[_Axis]]) -> tuple[Piece, Size]:
+    def outer(self, piece: Piece, records: list[tuple[Field, list[_Axis]]]) -> tuple[Piece, Size]:
         """One piece of `each`: taken from the axis of that name in every field of the record."""
         extents = []
-        for axes in records:
+        for field, axes in records:
             position = _first(axes, piece.axis.text)
             if position is None:
                 names = ", ".join(f"`{axis.name}`" for axis in axes if axis.name)
-                message = f"no axis `{piece.axis}` here"
-                note = f"the axes that every field of this plane has are among {names}"
+                message = f"`{field.name}` has no axis `{piece.axis}`"
+                note = f"every field of a plane has the axes of its `each`; those of `{field.name}` are {names}"
                 help = suggest(piece.axis.text, [axis.name for axis in axes if axis.name])
-                raise self.refuse("KV223", message, piece.span, help, (note,))
-            extents.append(self.take(piece, axes[position]))
+                raise self.refuse("KV223", message, piece.axis.span, help, (note,))
+            extents.append(self.take(piece, axes[position], field.name))
         if any(extent != extents[0] for extent in extents):
-            raise self.refuse("KV223", f"`{piece.axis}` differs between the fields of this plane", piece.span)
+            raise InternalError(f"{self.path}: `{piece.axis}` differs between the fields of a plane")
         return piece, extents[0]
 
-    def take(self, piece: Piece, axis: _Axis) -> Size:
+    def take(self, piece: Piece, axis: _Axis, field: Ident) -> Size:
         """Mark the piece of the axis as placed; its extent."""
         interval = _interval(piece, self, axis)
         if interval.low % axis.coarse:
-            message = f"one value of this field stands for {axis.coarse} of `{piece.axis}`"
+            message = f"one value of `{field}` stands for {axis.coarse} of `{piece.axis}`"
             raise self.refuse("KV224", message, piece.span, f"write `{piece.axis}//{axis.coarse}`")
+        if piece.count is not None and interval.high == interval.low:
+            raise self.refuse("KV224", f"`{_piece_text(piece)}` has one value only", piece.span, "leave it out")
         for other in axis.taken:
             if _overlap(interval, other):
                 raise self.refuse("KV224", f"`{piece.axis}` is covered twice", piece.span)
         top = axis.total if interval.high is None else Size.of(interval.high)
         for divisor in (interval.low, interval.high or 1):
             if not self.require_multiple(axis.total, Size.of(divisor), piece.axis.text):
-                message = f"{axis.total.known} of `{piece.axis}` cannot be cut into pieces of {divisor}"
-                raise self.refuse("KV221", message, piece.span)
-        if interval.high is not None and interval.high % interval.low:
-            raise self.refuse("KV224", "the piece is empty", piece.span)
+                has = f"`{piece.axis}` has {axis.total.known} elements, which"
+                what = f"a page of {axis.total.known} slots" if piece.axis.text == "slot" else has
+                raise self.refuse("KV221", f"{what} cannot be cut into pieces of {divisor}", piece.span)
         axis.taken.append(interval)
         return _quotient(top, interval.low)
 
@@ -586,7 +635,7 @@ class _Resolver:
                 found.append(_Interval(low, axis.total.known))
         if axis.name == "slot" and found and self.slots.known != 1:
             message = f"`each` does not cover every slot of `{part.field}`"
-            raise self.refuse("KV224", message, part.field.span, "every piece of `slot` belongs into `each`")
+            raise self.refuse("KV224", message, part.field.span, "every piece of `slot` belongs in `each`")
         return [] if axis.name == "slot" else found[::-1]
 
     def ordered(self, part: Part, axes: list[_Axis], left: list[tuple[int, _Interval]]) -> list[tuple[int, _Interval]]:
@@ -595,12 +644,15 @@ class _Resolver:
         found: list[tuple[int, _Interval]] = []
         for piece in part.order:
             position = _first(axes, piece.axis.text)
-            if position is None or piece.axis.text == "slot":
+            if piece.axis.text == "slot":
+                message = f"`slot` is in the order of `{part.field}`"
+                raise self.refuse("KV223", message, piece.span, "every piece of `slot` belongs in `each`")
+            if position is None:
                 names = [axis.name for axis in axes if axis.name not in (None, "slot")]
                 help = suggest(piece.axis.text, [str(name) for name in names])
                 message = f"`{part.field}` has no axis `{piece.axis}`"
-                raise self.refuse("KV223", message, piece.span, help)
-            self.take(piece, axes[position])
+                raise self.refuse("KV223", message, piece.axis.span, help)
+            self.take(piece, axes[position], part.field)
             found.append((position, axes[position].taken[-1]))
         for position, axis in enumerate(axes):
             if axis.name == "slot":
@@ -634,7 +686,7 @@ class _Resolver:
                 )
                 or (PieceLayout(low=1, extent=Size.of(1), stride=nbits),)
             )
-        quant = field.quant and _quant_layout(field.quant)
+        quant = field.quant and self.quantisation(field.quant)
         return FieldLayout(
             name=field.name.text,
             origin=field.path,
@@ -650,6 +702,18 @@ class _Resolver:
             init=self.initial(field, dtype),
         )
 
+    def quantisation(self, quant: Quant) -> QuantLayout:
+        """As the spec says; an e8m0 scale is a power of two whatever it says."""
+        scale = self.fields.get(quant.scale.text)
+        powers = scale is not None and scale.dtype.text == "e8m0"
+        return QuantLayout(
+            scale=quant.scale.text,
+            outer=quant.outer,
+            floor=str(quant.floor),
+            rounding="pow2" if powers else quant.rounding,
+            code=quant.code,
+        )
+
     # -- rules
 
     def check_alignment(self, field: FieldLayout, page_bytes: Size) -> None:
@@ -657,26 +721,25 @@ class _Resolver:
         if field.bits.known is not None and field.bits.known <= BYTE:
             return
         span = self.fields[field.name].name.span
-        steps = [(f"offset of {field.name}", field.offset)]
-        steps += [(f"stride of {field.name}", piece.stride) for pieces in field.pieces for piece in pieces]
-        steps.append((f"page of {field.name}", page_bytes * BYTE))
-        for what, bits in steps:
+        ahead, behind = "in front of it", "at the end of its record"
+        steps = [(f"offset of {field.name}", field.offset, ahead)]
+        steps.append((f"offset of {field.name}", field.record_offset, ahead))  # a split buffer counts from the plane
+        steps += [(f"stride of {field.name}", piece.stride, behind) for pieces in field.pieces for piece in pieces]
+        steps.append((f"page of {field.name}", page_bytes * BYTE, "at the end of the page"))
+        for what, bits, where in steps:
             size, number = _in_bytes(field.bits), _in_bytes(bits)
             if size is None or number is None:
                 raise InternalError(f"{field.origin}: bits that are not whole bytes")
             if not self.require_multiple(number, size, what):
                 message = f"`{field.name}` is not aligned: {what.split(' ')[0]} {number} is no multiple of {size}"
-                help = f"`{{align: {size}}}` in front of it, or at the end of the page, moves it"
+                help = f"put `{{align: {size}}}` {where}"
                 raise self.refuse("KV225", message, span, help, (f"{field.dtype} has {size} bytes",))
 
-    def check_quantisation(self, planes: list[PlaneLayout]) -> None:
-        for field in self.fields.values():
-            if field.quant is not None:
-                self.check_scale(field, field.quant, {item.name: item for plane in planes for item in plane.fields})
-
-    def check_scale(self, field: Field, quant: Quant, laid: dict[str, FieldLayout]) -> None:
+    def check_scale(self, field: Field) -> None:
         """KV230: codes of a narrow dtype; the scale a field whose axes are those of the codes, coarser or copies."""
         codes = ("e4m3", "e5m2", "e2m1", "i8")
+        quant = field.quant
+        assert quant is not None
 
         def refuse(message: str, span: Span, help: str | None = None, notes: Iterable[str] = ()) -> Refused:
             return self.refuse("KV230", message, span, help, notes, f"{field.path}.quant")
@@ -685,19 +748,24 @@ class _Resolver:
             help = f"codes are one of {', '.join(codes)}"
             raise refuse(f"`{field.name}` is {field.dtype}, which is not a code", field.dtype.span, help)
         name = quant.scale.text
+        if name == "none" and (quant.outer or quant.floor or quant.rounding != "exact" or quant.code != "reciprocal"):
+            raise refuse("a cast without a scale has nothing to say but `scale: none`", quant.scale.span)
         if name in ("given", "none"):
             return
         scale = self.fields.get(name)
         if scale is None:
             message = f"no field `{name}` for the scales of `{field.name}`"
             others = [other for other in self.fields if other != field.name.text]
-            raise refuse(message, quant.scale.span, suggest(name, others) or "or `given`, or `none`")
+            help = suggest(name, others) or "name a field of the format, or write `given` or `none`"
+            raise refuse(message, quant.scale.span, help)
+        if scale is field:
+            raise refuse(f"`{name}` is its own scale", quant.scale.span)
         if scale.dtype.text not in ("f32", "f16", "bf16", "e4m3", "e8m0"):
             raise refuse(
                 f"`{name}` is {scale.dtype}, which is not a scale", scale.dtype.span, "use f32, f16, bf16, e4m3 or e8m0"
             )
         if scale.quant is not None:
-            raise refuse(f"`{name}` is quantised itself", scale.name.span)
+            raise refuse(f"`{name}`, the scale of `{field.name}`, is quantised itself", scale.name.span)
         own = [(axis.name, axis.extent) for axis in field.axes]
         used: set[int] = set()
         for axis in scale.axes:
@@ -706,6 +774,15 @@ class _Resolver:
             ]
             if matches:
                 used.add(matches[0])
+                fine, coarse = (
+                    1 if item.coarse is None else self.number(item.coarse, "the divisor of an axis")
+                    for item in (field.axes[matches[0]], axis)
+                )
+                if coarse % fine:
+                    message = (
+                        f"a value of `{name}` is for {coarse} of `{axis.name}`, and one of `{field.name}` for {fine}"
+                    )
+                    raise refuse(message, axis.span)
             elif axis.name is not None:
                 message = f"`{name}` has the axis `{axis.name}`, which `{field.name}` does not have"
                 names = ", ".join(f"`{item}`" for item, _ in own if item)
@@ -715,29 +792,36 @@ class _Resolver:
             count = show(copies[0].extent)
             message = f"`{name}` shares no axis with `{field.name}`: its {count} values would be copies of one scale"
             block = next((item for item, _ in own if item), None)
-            help = f"write the blocks as `{block}//n`" if block else None
+            help = (
+                f"write the blocks as `{block}//n`"
+                if block
+                else "give the axis a name, and write its blocks as `name//n`"
+            )
             raise refuse(message, copies[0].span, help)
 
     def initial(self, field: Field, dtype: str) -> str | None:
-        """KV231: `-inf` and fractions need a float, of a dtype known at build."""
-        if field.init is None:
-            return None
-        if dtype not in ("bf16", "f16", "f32") and not (
-            field.init.lstrip("-").isdigit() and dtype in ("i32", "i64", "i8", "u8")
-        ):
-            message = f"`{field.name}` cannot start as {field.init}: {dtype} has no such value"
+        """KV231: a value of the dtype, which is known at build."""
+        if field.init is None or field.init == "0":
+            return None  # fresh memory is zero
+        limits = _LIMITS.get(dtype)
+        infinite = field.init == "-inf"
+        fits = limits is not None and (infinite or limits[0] <= Fraction(field.init) <= limits[1])
+        if not fits or ((infinite or "/" in field.init) and dtype not in ("bf16", "f16", "f32")):
+            why = f"{dtype} has no such value" if dtype in DTYPES else f"`{dtype}` is not known at build"
+            message = f"`{field.name}` cannot start as {field.init}: {why}"
             raise self.refuse("KV231", message, field.name.span, path=field.path)
         return field.init
 
 
-def _quant_layout(quant: Quant) -> QuantLayout:
-    return QuantLayout(
-        scale=quant.scale.text,
-        outer=quant.outer,
-        floor=str(quant.floor),
-        rounding=quant.rounding,
-        code=quant.code,
-    )
+_LIMITS = {  # least and greatest value that a field can start as
+    "bf16": (-(2**127), 2**127),
+    "f16": (-65504, 65504),
+    "f32": (-(2**127), 2**127),
+    "u8": (0, 255),
+    "i8": (-128, 127),
+    "i32": (-(2**31), 2**31 - 1),
+    "i64": (-(2**63), 2**63 - 1),
+}
 
 
 def _in_bytes(bits: Size) -> Size | None:

@@ -13,7 +13,6 @@ from kvgen.pysource import (
     Chain,
     Code,
     Group,
-    Negative,
     Not,
     Raw,
     Ternary,
@@ -21,10 +20,13 @@ from kvgen.pysource import (
     call,
     chain,
     flat,
+    minus,
     quoted,
     value,
 )
 from kvgen.size import Size
+
+MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 class Printer:
@@ -43,11 +45,15 @@ class Printer:
             case Name():
                 return self.name(expr.name)
             case Unary(operator="-"):
-                return Negative(bracketed(self.code(expr.operand), ATOM))
+                return minus(self.code(expr.operand))
             case Unary():
                 return self.negated(expr.operand)
-            case Binary(operator=operator):
-                return chain(operator, self.code(expr.left), self.code(expr.right))
+            case Binary():
+                return self.binary(expr)
+            case Conditional(then=Literal(value=bool(then)), otherwise=Literal(value=bool(other))) if then != other:
+                return self.code(expr.test) if then else self.negated(expr.test)
+            case Conditional(test=Unary(operator="not", operand=test)):
+                return self.code(Conditional(then=expr.otherwise, test=test, otherwise=expr.then, span=expr.span))
             case Conditional():
                 then, test = (bracketed(self.code(part), 1) for part in (expr.then, expr.test))
                 return Ternary(then, test, self.code(expr.otherwise))
@@ -73,11 +79,20 @@ class Printer:
             return Raw(f"{name}(layer)")
         return Raw(name)
 
+    def binary(self, expr: Binary) -> Code:
+        """An operation as linters want it: no literal on the left of a comparison, nothing compared with True."""
+        operator, left, right = expr.operator, expr.left, expr.right
+        if operator in MIRRORED and isinstance(left, Literal):
+            operator, left, right = MIRRORED[operator], right, left
+        if operator in ("==", "!=") and isinstance(right, Literal) and isinstance(right.value, bool):
+            return self.code(left) if (operator == "==") is right.value else self.negated(left)
+        return chain(operator, self.code(left), self.code(right))
+
     def negated(self, operand: Expr) -> Code:
         if isinstance(operand, Unary) and operand.operator == "not":
             return self.code(operand.operand)
         code = self.code(operand)
-        opposite = {"in": "not in", "is not": "is", "==": "!=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+        opposite = {"in": "not in", "is not": "is", "==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
         if isinstance(code, Chain) and len(code.operators) == 1 and code.operators[0] in opposite:
             return Chain((opposite[code.operators[0]],), code.operands)
         return Not(bracketed(code, NOT))
@@ -96,8 +111,7 @@ class Printer:
                 what = show(Binary(operator="/", left=a, right=b, span=expr.span))
                 return call("_divide", *arguments, Raw(quoted(what)))
             case "cdiv":
-                quotient = chain("//", Negative(bracketed(arguments[0], ATOM)), arguments[1])
-                return Negative(Group("(", (quotient,)))
+                return minus(chain("//", minus(arguments[0]), arguments[1]))
             case "shard":
                 self.used.add("shard")
                 return call("_shard", *arguments)

@@ -41,6 +41,23 @@ class Raw(Code):
 
 
 @dataclass(frozen=True)
+class Words(Code):
+    """A text; literals below each other, cut behind blanks, where it is too wide for one."""
+
+    text: str
+
+    def pieces(self, columns: int) -> list[str]:
+        found, rest = [], self.text
+        while rest:
+            end = next(end for end in range(len(rest), 0, -1) if len(quoted(rest[:end])) <= columns)
+            if end < len(rest):
+                end = rest.rfind(" ", 0, end) + 1 or end
+            found.append(quoted(rest[:end]))
+            rest = rest[end:]
+        return found
+
+
+@dataclass(frozen=True)
 class Group(Code):
     """`head(item, item)`, `(item, item)`, `{item, item}`."""
 
@@ -137,11 +154,25 @@ def bracketed(code: Code, level: int) -> Code:
     return Group("(", (code,)) if code.level < level else code
 
 
+def minus(code: Code) -> Code:
+    """The negative of a number; of a negative one the number itself."""
+    match code:
+        case Negative(operand=Group(head="(", items=(operand,), lone_comma=False)):
+            return operand
+        case Negative():
+            return code.operand
+        case Raw(at=level) if level == UNARY:
+            return Raw(code.text.removeprefix("-"))
+    return Negative(bracketed(code, ATOM))
+
+
 def flat(code: Code) -> str:
     """The code on one line."""
     match code:
         case Raw():
             return code.text
+        case Words():
+            return quoted(code.text)
         case Group():
             comma = "," if code.lone_comma and len(code.items) == 1 else ""
             return f"{code.head}{', '.join(flat(item) for item in code.items)}{comma}{code.tail}"
@@ -178,6 +209,17 @@ def is_broken(code: Code) -> bool:
     return False
 
 
+def _broken_together(code: Chain) -> list[tuple[str, Code]]:
+    """Each operand with the operator in front of it; an `and` is broken where the `or` around it is."""
+    found: list[tuple[str, Code]] = []
+    for operator, operand in zip(("", *code.operators), code.operands, strict=True):
+        if code.level == OR and isinstance(operand, Chain) and operand.level == AND:
+            found += [(inner or operator, part) for inner, part in _broken_together(operand)]
+        else:
+            found.append((operator, operand))
+    return found
+
+
 def laid(code: Code, indent: int, before: int, after: int) -> str:
     """The code inside brackets: `before` columns stand in front of it, `after` follow; later lines get `indent`."""
     line = flat(code)
@@ -185,6 +227,8 @@ def laid(code: Code, indent: int, before: int, after: int) -> str:
         return line
     margin, deeper = " " * indent, " " * (indent + STEP)
     match code:
+        case Words():
+            return f"\n{margin}".join(code.pieces(WIDTH - indent - after))
         case Group(items=(only,)) if code.head == "(" and not code.lone_comma and not code.broken:
             return f"(\n{deeper}{laid(only, indent + STEP, indent + STEP, 0)}\n{margin})"
         case Group() if code.items:
@@ -205,17 +249,24 @@ def laid(code: Code, indent: int, before: int, after: int) -> str:
                 inside = f"\n{deeper}".join(lines)
             return f"{code.head}\n{deeper}{inside}\n{margin}{code.tail}"
         case Chain():
-            lines = [laid(code.operands[0], indent, before, 0)]
-            for operator, operand in zip(code.operators, code.operands[1:], strict=True):
+            (_, first), *rest = _broken_together(code)
+            lines = [laid(first, indent, before, 0)]
+            for operator, operand in rest:
                 lines.append(f"{operator} {laid(operand, indent, indent + len(operator) + 1, after)}")
             return f"\n{margin}".join(lines)
+        case Negative():
+            return f"-{laid(code.operand, indent, before + 1, after)}"
         case Not():
             return f"not {laid(code.operand, indent, before + 4, after)}"
         case Ternary():
-            then = laid(code.then, indent, before, 0)
-            test = laid(code.test, indent, indent + 3, 0)
-            otherwise = laid(code.otherwise, indent, indent + 5, after)
-            return f"{then}\n{margin}if {test}\n{margin}else {otherwise}"
+            lines, rest = [laid(code.then, indent, before, 0)], code
+            while isinstance(rest.otherwise, Ternary):
+                lines.append(f"if {laid(rest.test, indent, indent + 3, 0)}")
+                rest = rest.otherwise
+                lines.append(f"else {laid(rest.then, indent, indent + 5, 0)}")
+            lines.append(f"if {laid(rest.test, indent, indent + 3, 0)}")
+            lines.append(f"else {laid(rest.otherwise, indent, indent + 5, after)}")
+            return f"\n{margin}".join(lines)
         case Attribute():
             return f"{laid(code.owner, indent, before, after + 1 + len(code.name))}.{code.name}"
     return line

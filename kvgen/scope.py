@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
 
-from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, names
+from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, names, walk
 from kvgen.facts import NOTHING, Fact, Facts, Place
 from kvgen.fold import FoldError, Folding
 from kvgen.infer import Typing
@@ -51,8 +53,12 @@ class Scope:
         return {item.name.text for item in self.spec.formats}
 
     def varies(self, expr: Expr) -> bool:
-        """Whether the value depends on the layer."""
-        return any(name == "layer" or (name in self.entities and self.entities[name].varies) for name in names(expr))
+        """Whether the value depends on the layer; of `sizeof`, whether the pages of the format do."""
+        found = names(expr)
+        for part in walk(expr):
+            if isinstance(part, Call) and part.function == "sizeof" and isinstance(part.arguments[0], Name):
+                found |= names_of_format(self.spec, part.arguments[0].name)
+        return any(name == "layer" or (name in self.entities and self.entities[name].varies) for name in found)
 
     # -- facts
 
@@ -109,6 +115,18 @@ class Scope:
             for kind, low, high in facts
         )
 
+    def disjoint(self, one: Expr, other: Expr) -> bool:
+        """Whether two conditions on a layer are certain never to hold together."""
+        opposite = {"true": "false", "false": "true"}
+        facts, others = self.truths(one), self.truths(other)
+        if any((opposite.get(kind), name, rest) in others for kind, name, rest in facts):
+            return True
+        words = [
+            {name.name for kind, name, _ in side if kind == "true" and isinstance(name, Name)}
+            for side in (facts, others)
+        ]
+        return any("body" in words[here] and "draft" in words[1 - here] for here in (0, 1))
+
     # -- types
 
     def type_of(self, expr: Expr, place: Place, problems: list[Problem]) -> Type | None:
@@ -136,7 +154,7 @@ def scope_of(spec: Spec) -> tuple[Scope, list[Problem]]:
     problems: list[Problem] = []
     scope = Scope(spec)
     for parameter in spec.parameters:
-        known = parameter.equals
+        known = _known(parameter)
         scope.entities.setdefault(
             parameter.name.text,
             Entity(
@@ -145,7 +163,7 @@ def scope_of(spec: Spec) -> tuple[Scope, list[Problem]]:
                 span=parameter.name.span,
                 path=parameter.path,
                 optional=parameter.optional,
-                value=None if known is None else Literal(value=known, span=parameter.name.span),  # type: ignore[arg-type]
+                value=None if known is None else Literal(value=known, span=parameter.name.span),
                 definition=parameter,
             ),
         )
@@ -172,13 +190,27 @@ def scope_of(spec: Spec) -> tuple[Scope, list[Problem]]:
     scope.implications = tuple(
         (scope.truths(that.left, holds=False), scope.truths(that.right))
         for that in plain
-        if isinstance(that, Binary) and that.operator == "or" and not scope.varies(that)
+        if isinstance(that, Binary) and that.operator == "or" and _is_told(that.left, False) and not scope.varies(that)
     )
     scope.order = in_order
     for name in in_order:
         if scope.entities[name].definition is definitions[name]:
             _type_definition(scope, definitions[name], problems)
     return scope, problems
+
+
+def _is_told(expr: Expr, holds: bool) -> bool:
+    """Whether the facts of `expr` being true (or false) are no less than that it is."""
+    match expr:
+        case Unary(operator="not"):
+            return _is_told(expr.operand, not holds)
+        case Binary(operator="and" | "or"):
+            return (expr.operator == "and") == holds and all(_is_told(part, holds) for part in (expr.left, expr.right))
+        case Binary(operator="==" | "!="):
+            return (expr.operator == "==") == holds
+        case Binary(operator="<" | "<=" | ">" | ">=") | Name():
+            return True
+    return isinstance(expr, Call) and expr.function == "has" and holds
 
 
 def _expressions(item: Let | LayerSet) -> Iterator[Expr]:
@@ -303,6 +335,12 @@ def type_cases(
         use(case.use, here.given(known))
 
 
+def _known(parameter: Parameter) -> Any:
+    """The value that `is` states, where it is one of the type."""
+    wanted = {"int": (int,), "ratio": (int, Fraction), "bool": (bool,), "text": (str,), "list": (tuple,)}
+    return parameter.equals if type(parameter.equals) in wanted[parameter.kind] else None
+
+
 def _parameter_type(parameter: Parameter) -> Type:
     words = None
     if parameter.values is not None:
@@ -315,7 +353,8 @@ def _parameter_type(parameter: Parameter) -> Type:
         case "bool":
             return Bool()
         case "text":
-            return Text(words=words, letters=parameter.letters)  # type: ignore[arg-type]
+            named = None if words is None else tuple(map(str, words))
+            return Text(words=named, letters=parameter.letters)
         case "list" if words is not None and all(type(word) is str for word in words):
             return ListOf(Text(words=words))  # type: ignore[arg-type]
         case "list":

@@ -84,6 +84,16 @@ class Size:
             raise InternalError(f"{self} is not certain to be a multiple of {number}")
         return Size(tuple((product, coefficient // number) for product, coefficient in self.terms))
 
+    def replacing(self, name: str, size: Size) -> Size:
+        """The same with `size` for every mention of the name."""
+        total = Size()
+        for product, coefficient in self.terms:
+            term = Size.of(coefficient)
+            for part in product:
+                term = term * (size if part == name else Size.of(part))
+            total = total + term
+        return total
+
     def at_least(self, other: Size) -> bool:
         """Whether self >= other for every value of the names. False is no proof of the contrary."""
         own = dict(self.terms)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -29,12 +30,17 @@ def problem_lines(error: pytest.ExceptionInfo[ValueError]) -> list[str]:
     return str(error.value).split("\n")
 
 
-@cache
-def language_module(name: str) -> ModuleType:
-    """The whole module of `tests/language/<name>.yaml`, pool included, compiled in memory and run."""
-    compiled = compile_spec(f"{name}.yaml", lambda file: (LANGUAGE / file).read_bytes())
+def run_whole(name: str, read: Callable[[str], bytes]) -> ModuleType:
+    """The whole module of the spec `<name>.yaml`, pool included, compiled in memory and run."""
+    compiled = compile_spec(f"{name}.yaml", read)
     assert compiled.module is not None and not compiled.failed, compiled.problems
-    module = ModuleType(f"generated_from_language_{name}")
+    module = ModuleType(f"generated_in_memory_{name}")
     sys.modules[module.__name__] = module  # dataclasses and pickle look their module up by name
     exec(compile(compiled.module.text, f"<{module.__name__}>", "exec"), module.__dict__)
     return module
+
+
+@cache
+def language_module(name: str) -> ModuleType:
+    """The module of `tests/language/<name>.yaml`."""
+    return run_whole(name, lambda file: (LANGUAGE / file).read_bytes())

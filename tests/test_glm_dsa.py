@@ -14,7 +14,7 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -791,6 +791,22 @@ def test_page_fingerprints_are_of_the_page_alone() -> None:
         assert re.fullmatch(r"[0-9a-f]{16}", fingerprint)
 
 
+def test_page_fingerprints_see_every_byte() -> None:
+    page = glm_5_2().buffer("kv").page
+    latent, scale, rope = page.fields
+    others = [
+        replace(page, page_bytes=page.page_bytes + 1),
+        replace(page, slots=32),
+        replace(page, fields=(latent, scale)),
+        replace(page, fields=(replace(latent, rounding="saturating cast"), scale, rope)),
+        replace(page, fields=(replace(latent, dtype="e5m2"), scale, rope)),
+        replace(page, fields=(latent, replace(scale, offset=516), rope)),
+        replace(page, fields=(latent, scale, replace(rope, shape=(64, 32)))),
+        replace(page, fields=(latent, scale, replace(rope, stride=(656, 4)))),
+    ]
+    assert len({page.fingerprint, *(other.fingerprint for other in others)}) == 9
+
+
 def test_a_buffer_or_space_that_is_not_there() -> None:
     layout = glm_5_2()
     for call in (layout.layers, layout.page_fingerprint):
@@ -986,3 +1002,28 @@ def test_stages_add_up_to_the_whole() -> None:
         assert sum(bytes_for(stage, 6400) for stage in stages) == bytes_for(whole, 6400)
         for name in ("kv", "kv_draft", "index_k"):
             assert sum((stage.layers(name) for stage in stages), ()) == whole.layers(name)
+
+
+# A value of every kind that a config.json or a caller may come with.
+ODD = [None, True, 0, 1, 7, -1, 2**39, 2**41, -(2**70), 1.5, float("nan"), float("inf"), "FS", "x", "", b"x"]
+ODD += [(), [], [0], [None], [["full"]], ["full"], {}, {"a": 1}]
+
+
+def test_whatever_is_wrong_is_a_value_error() -> None:
+    draw = random.Random(7)
+    refusals = 0
+    for _ in range(3000):
+        config = model_config(draw.choice(["glm-5.2", "deepseek-v3.2"]))
+        choices = glm_5_2().choices
+        for _ in range(draw.randint(1, 3)):
+            name = draw.choice([*OPTIONAL, *choices, "num_hidden_layers", "kv_lora_rank"])
+            (choices if name in choices else config)[name] = draw.choice(ODD)
+        try:
+            layout = Layout.from_config(config, **choices)
+        except ValueError as error:
+            assert all(line.startswith("glm_dsa: ") for line in str(error).split("\n"))
+            refusals += 1
+            continue
+        assert pickle.loads(pickle.dumps(layout)) == layout
+        assert bytes_for(layout, 64) >= bytes_for(layout, 0)
+    assert 100 < refusals < 3000

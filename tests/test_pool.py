@@ -35,8 +35,8 @@ def aligned(nbytes: int, fill: int = 0xAB) -> torch.Tensor:
     return memory[start : start + nbytes]
 
 
-# (name, layer, pages) of `small(role="both", host_to_device_ratio=2)` for 128 tokens: 2 + 1 pages where the latent of the
-# body lies, 4 + 1 where the allocator's own ids point. The latent of the host is nobody's to allocate.
+# (name, layer) -> (pages, bytes of a page) of `hisparse()` for 128 tokens: 2 + 1 pages where the latent of the body
+# lies, 4 + 1 where the allocator's own ids point. The pool does not allocate the latent of the host.
 EXPECTED = {
     **{("kv", layer): (3, LATENT_PAGE) for layer in range(4)},
     ("kv_draft", 4): (5, LATENT_PAGE),
