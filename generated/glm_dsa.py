@@ -72,7 +72,8 @@ class Page:
     @property
     def fingerprint(self) -> str:
         """16 hex digits, equal where the bytes of two pages mean the same, whatever their formats are called."""
-        return _digest(self.slots, self.page_bytes, self.fields)
+        fields = [(own.name, own.dtype, own.offset, own.shape, own.stride, own.rounding) for own in self.fields]
+        return _digest(self.slots, self.page_bytes, fields)
 
 
 # formats.mla_bf16
@@ -226,9 +227,9 @@ class GlmDsaLayout:
         read = _Inputs(config, choices)
         num_layers = read.config("num_hidden_layers", kind=_integer())
         draft_layers = read.config("num_nextn_predict_layers", kind=_integer(), default=0)
-        read.config("kv_lora_rank", kind=_exactly(512))
-        read.config("qk_rope_head_dim", kind=_exactly(64))
-        read.config("index_head_dim", kind=_exactly(128))
+        read.fixed("kv_lora_rank", kind=_exactly(512))
+        read.fixed("qk_rope_head_dim", kind=_exactly(64))
+        read.fixed("index_head_dim", kind=_exactly(128))
         index_kpool = read.config("index_kpool", kind=_integer(minimum=1), default=1)
         indexer_types = read.config("indexer_types", kind=_list_of(_one_of("full", "shared")), default=None)
         cli_factor = read.config("cli_factor", kind=_integer(minimum=1), default=1)
@@ -241,7 +242,7 @@ class GlmDsaLayout:
         role = read.choice("role", _one_of("target", "draft", "both"), default="target")
         start_layer = read.choice("start_layer", _integer(), default=0)
         end_layer = read.choice("end_layer", _integer(), default=None)
-        read.finish()
+        read.stop_if_incomplete()
 
         hisparse = host_to_device_ratio > 1
         read.require(index_kpool == 1, "pooled index keys (index_kpool above 1) are not supported by this layout")
@@ -271,7 +272,7 @@ class GlmDsaLayout:
             }
         if not rules:
             rules["otherwise"] = {layer for layer in layers if max(layer - 1, 0) % index_topk_freq != 0}
-        shares_topk = _agreed("shares_topk", rules, num_layers)
+        shares_topk = read.agreed("shares_topk", rules, num_layers)
         # layers.sets.owns_index
         owns_index = {layer for layer in layers if layer >= num_layers or not (layer in shares_topk and elide_shared)}
         read.refuse(
@@ -393,6 +394,7 @@ def host_bytes_for(layout: GlmDsaLayout, tokens: int, requests: int = 0) -> int:
 
 def max_tokens(layout: GlmDsaLayout, available_bytes: int, requests: int = 0) -> int:
     """The most tokens that fit: 0 where not even the reserved pages do, UNBOUNDED where nothing grows with tokens."""
+    _check_bytes(available_bytes)
     fixed = bytes_for(layout, 0, requests)
     granule_bytes = bytes_for(layout, layout.granule, requests) - fixed
     if granule_bytes == 0:
@@ -402,6 +404,7 @@ def max_tokens(layout: GlmDsaLayout, available_bytes: int, requests: int = 0) ->
 
 def max_requests(layout: GlmDsaLayout, available_bytes: int, tokens: int) -> int:
     """The most requests that fit beside so many tokens; UNBOUNDED where a request costs nothing."""
+    _check_bytes(available_bytes)
     fixed = bytes_for(layout, tokens)
     return UNBOUNDED if fixed <= available_bytes else 0
 
@@ -445,6 +448,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.complete = True  # whether every value that something is made of could be read
 
     def config(self, *sources: str, kind: Callable, **default: object) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
@@ -458,7 +462,14 @@ class _Inputs:
             self.defaults[names[0]] = default["default"]
             return default["default"]
         self.problems.append(f"{' or '.join(names)} is missing from the config")
+        self.complete = False
         return None
+
+    def fixed(self, *sources: str, kind: Callable, **default: object) -> None:
+        """Check a value that has to be what this layout is made for."""
+        complete = self.complete
+        self.config(*sources, kind=kind, **default)
+        self.complete = complete
 
     def find(self, name: str) -> object:
         """A field of the config, the text model's before the whole model's."""
@@ -476,6 +487,7 @@ class _Inputs:
             return kind(value)
         except ValueError as error:
             self.problems.append(f"{name}: {error}")
+        self.complete = False
         return None
 
     def require(self, holds: bool, message: str) -> None:
@@ -488,11 +500,28 @@ class _Inputs:
         if layers:
             self.problems.append(f"layer {min(layers)}: {message}")
 
-    def finish(self) -> None:
-        """Raise what was found wrong so far."""
+    def agreed(self, name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
+        """The layers of the first rule, where every rule that applies gives the same ones in the body."""
+        if not rules:
+            self.problems.append(f"no rule of {name} applies to this config")
+            return set()
+        (first, layers), *others = rules.items()
+        for other, theirs in others:
+            parted = [layer for layer in layers ^ theirs if layer < num_body]
+            if parted:
+                self.problems.append(f"{name}: the rules `{first}` and `{other}` disagree about layer {min(parted)}")
+        return layers
+
+    def stop_if_incomplete(self) -> None:
+        """Raise what was found wrong so far where a value is missing to go on."""
         for name in self.choices:
             if name not in self.known_choices:
                 self.problems.append(f"unknown choice `{name}`{_did_you_mean(name, self.known_choices)}")
+        if not self.complete:
+            self.finish()
+
+    def finish(self) -> None:
+        """Raise what was found wrong so far."""
         if self.problems:
             raise LayoutError(*dict.fromkeys(self.problems))
 
@@ -595,18 +624,6 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _agreed(name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
-    """The layers of the first rule, where every rule that applies gives the same ones in the body."""
-    if not rules:
-        raise LayoutError(f"no rule of {name} applies to this config")
-    (first, layers), *others = rules.items()
-    for other, theirs in others:
-        parted = sorted(layer for layer in layers ^ theirs if layer < num_body)
-        if parted:
-            raise LayoutError(f"{name}: the rules `{first}` and `{other}` disagree about layer {parted[0]}")
-    return layers
-
-
 def _check_counts(layout: GlmDsaLayout, tokens: int, requests: int) -> None:
     for name, count in (("tokens", tokens), ("requests", requests)):
         if isinstance(count, bool) or not isinstance(count, int):
@@ -617,6 +634,11 @@ def _check_counts(layout: GlmDsaLayout, tokens: int, requests: int) -> None:
     if below != tokens:
         nearest = f"the nearest are {below} and {below + layout.granule}"
         raise ValueError(f"tokens must be a non-negative multiple of {layout.granule}, not {tokens}; {nearest}")
+
+
+def _check_bytes(available_bytes: int) -> None:
+    if isinstance(available_bytes, bool) or not isinstance(available_bytes, int):
+        raise ValueError(f"available_bytes must be an integer, not {_shown(available_bytes)}")
 
 
 def _whole(number: Fraction | int) -> int | Fraction:

@@ -163,6 +163,7 @@ class _Viewer:
             name=layout.name,
             class_name=class_name(layout.name),
             file=header_file(layout.file),
+            header_gap=" " if len(header_file(layout.file)) < 30 else "\n# ",
             doc="\n".join(wrapped(layout.doc)),
             byte_map=tuple(self.byte_map()),
             imports=tuple(self.imports(reads, constants)),
@@ -185,7 +186,7 @@ class _Viewer:
             lets=lets,
             requires=requires,
             num_layers=flat(total),
-            num_body=flat(body),
+            held=held_layers(body),
             max_layers=str(MAX_LAYERS),
             layer_steps=steps,
             layer_requires=layer_requires,
@@ -219,6 +220,7 @@ class _Viewer:
             has_host=self.has_host,
             has_floors=self.has_floors(),
             has_layer_requires=bool(layer_requires),
+            has_layer_problems=bool(layer_requires) or "agreed" in self.used,
             has_derived_sources=derived,
         )
 
@@ -239,8 +241,9 @@ class _Viewer:
             yield from page_lines(page)
 
     def page_identity(self) -> str:
-        planes = ", self.planes, self.split" if self.has_split else ""
-        return f"self.slots, self.page_bytes, self.fields{planes}"
+        """What the bytes of a page are told by; nothing of it depends on what else the module has."""
+        planes = ", *(self.planes if self.split else ())" if self.has_split else ""
+        return f"self.slots, self.page_bytes, fields{planes}"
 
     def num_slots(self) -> str:
         """Slots of a space, from its own numbers."""
@@ -336,12 +339,21 @@ class _Viewer:
             bound = item.section == "choices" or item.name.text in self.layout.reached
             target = f"{item.name} = " if bound else ""
             reader = call(
-                f"read.{'config' if item.section == 'config' else 'choice'}",
+                f"read.{self.reader(item)}",
                 *self.sources(item),
                 Keyword("kind", self.kind(item)),
                 *([Keyword("default", value(item.default))] if item.has_default or item.optional else []),
             )
             yield statement(target, reader, IN_FROM_CONFIG)
+
+    def reader(self, item: Parameter) -> str:
+        """The method that reads a parameter."""
+        if item.section == "choices":
+            return "choice"
+        if item.equals is None:
+            return "config"
+        self.used.add("fixed")
+        return "fixed"
 
     def sources(self, item: Parameter) -> Iterator[Code]:
         if item.section == "choices":
@@ -503,7 +515,7 @@ class _Viewer:
                     is_guarded=guarded,
                 )
             )
-        text = f"{step.name} = _agreed({quoted(step.name)}, rules, {flat(num_body(self.printer))})"
+        text = f"{step.name} = read.agreed({quoted(step.name)}, rules, {flat(num_body(self.printer))})"
         return StepView(is_rules=True, name=step.name, origin=step.origin, rules=tuple(rules), assignment=text)
 
     # -- spaces
@@ -745,9 +757,19 @@ def joined(cases: tuple[Case, ...], code) -> tuple[Case, ...]:  # type: ignore[n
     return tuple(found)
 
 
+def held_layers(body: Code) -> str:
+    """The layers of the stage that the role selects."""
+    is_body = Group("(", (chain("<", Raw("layer"), body),))
+    is_target = chain("==", is_body, Group("(", (Raw('role == "target"'),)))
+    selected = chain("or", Raw('role == "both"'), is_target)
+    layers = Each("[", Raw("layer"), "for layer in layers[start_layer:end_layer]", selected, "]")
+    return statement("held = ", layers, IN_FROM_CONFIG)
+
+
 def header_file(name: str) -> str:
     """A file name that is safe in a comment."""
-    return "".join(letter if letter.isprintable() and letter.isascii() else "_" for letter in name)
+    safe = "".join(letter if letter.isprintable() and letter.isascii() else "_" for letter in name)
+    return safe if len(safe) <= 64 else f"{safe[:61]}..."
 
 
 def wrapped(text: str, before: int = 0, later: str = "") -> list[str]:

@@ -66,6 +66,7 @@ class KindsView:
     """Which of the small readers and helpers the module uses."""
 
     exactly: bool
+    fixed: bool
     ratio: bool
     boolean: bool
     renamed: bool
@@ -87,6 +88,7 @@ class ModuleView:
     name: str
     class_name: str
     file: str
+    header_gap: str  # between what the header says and its command: a blank, or a line break
     doc: str
     byte_map: tuple[str, ...]
     imports: tuple[str, ...]
@@ -107,7 +109,7 @@ class ModuleView:
     lets: tuple[str, ...]
     requires: tuple[str, ...]
     num_layers: str
-    num_body: str
+    held: str
     max_layers: str
     layer_steps: tuple[StepView, ...]
     layer_requires: tuple[str, ...]
@@ -135,4 +137,5 @@ class ModuleView:
     has_host: bool
     has_floors: bool
     has_layer_requires: bool
+    has_layer_problems: bool
     has_derived_sources: bool

@@ -187,6 +187,7 @@ def test_elision_gives_the_published_gain() -> None:
     dense = glm_5_2(kv_format="fp8_raw", elide_shared=False)
     elided = glm_5_2(kv_format="fp8_raw")
     assert (cell_size(dense), cell_size(elided)) == (55224, 47700)
+    assert 55224 * 10_000 // 47700 == 11_577  # 1.1577 times the capacity
     # The budgets that hold exactly 2,430,528 = 37,977 x 64 tokens with an indexer in every layer, reserved page apart.
     least = 37_977 * 64 * 55224
     greatest = 37_978 * 64 * 55224 - 1
@@ -957,7 +958,7 @@ def worked_out(config: dict[str, Any], choices: dict[str, Any], tokens: int) -> 
     return per_token, device, host
 
 
-@settings(max_examples=2500, deadline=None, derandomize=True, database=None)
+@settings(max_examples=2000, deadline=None, derandomize=True, database=None)
 @given(deployment=deployments(), pages=st.integers(0, 2**24))
 def test_the_pool_allocates_what_was_priced(deployment: tuple[dict[str, Any], dict[str, Any]], pages: int) -> None:
     config, choices = deployment
@@ -970,7 +971,7 @@ def test_the_pool_allocates_what_was_priced(deployment: tuple[dict[str, Any], di
     assert Pool(layout, tokens, device="meta").num_bytes() == device
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True, database=None)
+@settings(max_examples=600, deadline=None, derandomize=True, database=None)
 @given(deployment=deployments(), budget=st.integers(0, 2**40))
 def test_the_most_tokens_fit_and_one_page_more_does_not(
     deployment: tuple[dict[str, Any], dict[str, Any]], budget: int
@@ -1012,7 +1013,7 @@ ODD += [(), [], [0], [None], [["full"]], ["full"], {}, {"a": 1}]
 def test_whatever_is_wrong_is_a_value_error() -> None:
     draw = random.Random(7)
     refusals = 0
-    for _ in range(3000):
+    for _ in range(1000):
         config = model_config(draw.choice(["glm-5.2", "deepseek-v3.2"]))
         choices = glm_5_2().choices
         for _ in range(draw.randint(1, 3)):
@@ -1026,4 +1027,33 @@ def test_whatever_is_wrong_is_a_value_error() -> None:
             continue
         assert pickle.loads(pickle.dumps(layout)) == layout
         assert bytes_for(layout, 64) >= bytes_for(layout, 0)
-    assert 100 < refusals < 3000
+    assert 100 < refusals < 1000
+
+
+def test_problems_of_fixed_values_choices_and_requirements_come_together() -> None:
+    config = small(3, kv_lora_rank=256, index_kpool=2)
+    assert refused(config, start_layer=3, end_layer=1, kv_fmt="bf16") == [
+        "glm_dsa: kv_lora_rank: this layout is for 512, found 256",
+        "glm_dsa: unknown choice `kv_fmt`; did you mean `kv_format`?",
+        "glm_dsa: pooled index keys (index_kpool above 1) are not supported by this layout",
+        "glm_dsa: start_layer 3 and end_layer 1 are not in order within 3 layers",
+    ]
+
+
+def test_all_rules_that_part_from_the_first_come_together() -> None:
+    """Shared are, of layers 0 to 3: 0 by the types, 1 and 3 by the factor, 2 and 3 by the pattern."""
+    types = ["shared", "full", "full", "full"]
+    assert refused(small(4, indexer_types=types, cli_factor=2, index_topk_pattern="FFSS")) == [
+        "glm_dsa: shares_topk: the rules `has(indexer_types)` and `cli_factor > 1` disagree about layer 0",
+        "glm_dsa: shares_topk: the rules `has(indexer_types)` and `has(index_topk_pattern)` disagree about layer 0",
+        "glm_dsa: layer 0: the first layer has no earlier top-k to share",
+    ]
+
+
+@pytest.mark.parametrize("available", [1e9, "1GiB", True, None])
+def test_memory_that_is_no_integer(available: object) -> None:
+    layout = glm_5_2()
+    for count in (glm_dsa.max_tokens, glm_dsa.max_requests):
+        arguments = (layout, available) if count is glm_dsa.max_tokens else (layout, available, 64)
+        with pytest.raises(ValueError, match="^available_bytes must be an integer, not "):
+            count(*arguments)

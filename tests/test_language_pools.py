@@ -4,6 +4,7 @@ Each `Family` below draws configs and choices, and prices them from the publishe
 generated module has to give the same bytes in its budget and in the tensors of its pool.
 """
 
+import importlib
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import language_module, run_whole
+from support import language_module, model_config, run_whole
 
 Config = dict[str, Any]
 Choices = dict[str, Any]
@@ -965,3 +966,20 @@ def test_whatever_is_wrong_is_a_value_error(family: Family) -> None:
         assert module.bytes_for(layout, layout.granule, 1) >= module.bytes_for(layout, 0, 0) >= 0
         assert isinstance(hash(layout), int)
     assert refused > 100
+
+
+def test_page_fingerprints_do_not_depend_on_the_rest_of_a_module() -> None:
+    """The index page of 64 slots is the same in a layout with split buffers and initial values as in one without."""
+    glm = importlib.import_module("generated.glm_dsa")
+    dsv4 = language_module("dsv4")
+    plain = glm.Layout.from_config(model_config("glm-5.2"))
+    config = {
+        "num_hidden_layers": 3,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "index_head_dim": 128,
+        "compress_ratios": [0, 4, 128],
+    }
+    other = dsv4.Layout.from_config(config)
+    assert plain.page_fingerprint("index_k") == other.page_fingerprint("c4_index")
+    assert plain.page_fingerprint("index_k") != other.page_fingerprint("c4_kv")

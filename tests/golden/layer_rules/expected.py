@@ -54,7 +54,8 @@ class Page:
     @property
     def fingerprint(self) -> str:
         """16 hex digits, equal where the bytes of two pages mean the same, whatever their formats are called."""
-        return _digest(self.slots, self.page_bytes, self.fields)
+        fields = [(own.name, own.dtype, own.offset, own.shape, own.stride, own.rounding) for own in self.fields]
+        return _digest(self.slots, self.page_bytes, fields)
 
 
 # formats.row
@@ -147,7 +148,7 @@ class LayerRulesLayout:
         role = read.choice("role", _one_of("target", "draft", "both"), default="target")
         start_layer = read.choice("start_layer", _integer(), default=0)
         end_layer = read.choice("end_layer", _integer(), default=None)
-        read.finish()
+        read.stop_if_incomplete()
 
         layers = range(num_layers + draft_layers)
         read.require(len(layers) <= 100000, f"{len(layers)} layers are more than 100000")
@@ -167,7 +168,7 @@ class LayerRulesLayout:
             rules["has(shared_from)"] = {layer for layer in layers if layer >= shared_from}
         if not rules:
             rules["otherwise"] = {layer for layer in layers if layer % 2 == 1}
-        shares = _agreed("shares", rules, num_layers)
+        shares = read.agreed("shares", rules, num_layers)
         # layers.sets.owns
         owns = {layer for layer in layers if layer >= num_layers or layer not in shares}
         read.refuse(
@@ -258,6 +259,7 @@ def host_bytes_for(layout: LayerRulesLayout, tokens: int, requests: int = 0) -> 
 
 def max_tokens(layout: LayerRulesLayout, available_bytes: int, requests: int = 0) -> int:
     """The most tokens that fit: 0 where not even the reserved pages do, UNBOUNDED where nothing grows with tokens."""
+    _check_bytes(available_bytes)
     fixed = bytes_for(layout, 0, requests)
     granule_bytes = bytes_for(layout, layout.granule, requests) - fixed
     if granule_bytes == 0:
@@ -267,6 +269,7 @@ def max_tokens(layout: LayerRulesLayout, available_bytes: int, requests: int = 0
 
 def max_requests(layout: LayerRulesLayout, available_bytes: int, tokens: int) -> int:
     """The most requests that fit beside so many tokens; UNBOUNDED where a request costs nothing."""
+    _check_bytes(available_bytes)
     fixed = bytes_for(layout, tokens)
     return UNBOUNDED if fixed <= available_bytes else 0
 
@@ -310,6 +313,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.complete = True  # whether every value that something is made of could be read
 
     def config(self, *sources: str, kind: Callable, **default: object) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
@@ -323,6 +327,7 @@ class _Inputs:
             self.defaults[names[0]] = default["default"]
             return default["default"]
         self.problems.append(f"{' or '.join(names)} is missing from the config")
+        self.complete = False
         return None
 
     def find(self, name: str) -> object:
@@ -341,6 +346,7 @@ class _Inputs:
             return kind(value)
         except ValueError as error:
             self.problems.append(f"{name}: {error}")
+        self.complete = False
         return None
 
     def require(self, holds: bool, message: str) -> None:
@@ -353,11 +359,28 @@ class _Inputs:
         if layers:
             self.problems.append(f"layer {min(layers)}: {message}")
 
-    def finish(self) -> None:
-        """Raise what was found wrong so far."""
+    def agreed(self, name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
+        """The layers of the first rule, where every rule that applies gives the same ones in the body."""
+        if not rules:
+            self.problems.append(f"no rule of {name} applies to this config")
+            return set()
+        (first, layers), *others = rules.items()
+        for other, theirs in others:
+            parted = [layer for layer in layers ^ theirs if layer < num_body]
+            if parted:
+                self.problems.append(f"{name}: the rules `{first}` and `{other}` disagree about layer {min(parted)}")
+        return layers
+
+    def stop_if_incomplete(self) -> None:
+        """Raise what was found wrong so far where a value is missing to go on."""
         for name in self.choices:
             if name not in self.known_choices:
                 self.problems.append(f"unknown choice `{name}`{_did_you_mean(name, self.known_choices)}")
+        if not self.complete:
+            self.finish()
+
+    def finish(self) -> None:
+        """Raise what was found wrong so far."""
         if self.problems:
             raise LayoutError(*dict.fromkeys(self.problems))
 
@@ -452,18 +475,6 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _agreed(name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
-    """The layers of the first rule, where every rule that applies gives the same ones in the body."""
-    if not rules:
-        raise LayoutError(f"no rule of {name} applies to this config")
-    (first, layers), *others = rules.items()
-    for other, theirs in others:
-        parted = sorted(layer for layer in layers ^ theirs if layer < num_body)
-        if parted:
-            raise LayoutError(f"{name}: the rules `{first}` and `{other}` disagree about layer {parted[0]}")
-    return layers
-
-
 def _check_counts(layout: LayerRulesLayout, tokens: int, requests: int) -> None:
     for name, count in (("tokens", tokens), ("requests", requests)):
         if isinstance(count, bool) or not isinstance(count, int):
@@ -474,6 +485,11 @@ def _check_counts(layout: LayerRulesLayout, tokens: int, requests: int) -> None:
     if below != tokens:
         nearest = f"the nearest are {below} and {below + layout.granule}"
         raise ValueError(f"tokens must be a non-negative multiple of {layout.granule}, not {tokens}; {nearest}")
+
+
+def _check_bytes(available_bytes: int) -> None:
+    if isinstance(available_bytes, bool) or not isinstance(available_bytes, int):
+        raise ValueError(f"available_bytes must be an integer, not {_shown(available_bytes)}")
 
 
 def _whole(number: Fraction | int) -> int | Fraction:

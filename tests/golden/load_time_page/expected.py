@@ -60,7 +60,8 @@ class Page:
     @property
     def fingerprint(self) -> str:
         """16 hex digits, equal where the bytes of two pages mean the same, whatever their formats are called."""
-        return _digest(self.slots, self.page_bytes, self.fields)
+        fields = [(own.name, own.dtype, own.offset, own.shape, own.stride, own.rounding) for own in self.fields]
+        return _digest(self.slots, self.page_bytes, fields)
 
 
 def row_page(slots: int, heads: int, head_dim: int) -> Page:
@@ -198,7 +199,7 @@ class LoadTimePageLayout:
         role = read.choice("role", _one_of("target", "draft", "both"), default="target")
         start_layer = read.choice("start_layer", _integer(), default=0)
         end_layer = read.choice("end_layer", _integer(), default=None)
-        read.finish()
+        read.stop_if_incomplete()
 
         heads = _shard(num_key_value_heads, tp_size)
         layers = range(num_layers)
@@ -296,6 +297,7 @@ def host_bytes_for(layout: LoadTimePageLayout, tokens: int, requests: int = 0) -
 
 def max_tokens(layout: LoadTimePageLayout, available_bytes: int, requests: int = 0) -> int:
     """The most tokens that fit: 0 where not even the reserved pages do, UNBOUNDED where nothing grows with tokens."""
+    _check_bytes(available_bytes)
     fixed = bytes_for(layout, 0, requests)
     granule_bytes = bytes_for(layout, layout.granule, requests) - fixed
     if granule_bytes == 0:
@@ -305,6 +307,7 @@ def max_tokens(layout: LoadTimePageLayout, available_bytes: int, requests: int =
 
 def max_requests(layout: LoadTimePageLayout, available_bytes: int, tokens: int) -> int:
     """The most requests that fit beside so many tokens; UNBOUNDED where a request costs nothing."""
+    _check_bytes(available_bytes)
     fixed = bytes_for(layout, tokens)
     return UNBOUNDED if fixed <= available_bytes else 0
 
@@ -348,6 +351,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.complete = True  # whether every value that something is made of could be read
 
     def config(self, *sources: "str | _Derived", kind: Callable, **default: object) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
@@ -367,6 +371,7 @@ class _Inputs:
             self.defaults[names[0]] = default["default"]
             return default["default"]
         self.problems.append(f"{' or '.join(names)} is missing from the config")
+        self.complete = False
         return None
 
     def find(self, name: str) -> object:
@@ -387,6 +392,7 @@ class _Inputs:
             self.problems += error.problems
         except ValueError as error:
             self.problems.append(f"{name}: {error}")
+        self.complete = False
         return None
 
     def require(self, holds: bool, message: str) -> None:
@@ -394,11 +400,16 @@ class _Inputs:
         if not holds:
             self.problems.append(message)
 
-    def finish(self) -> None:
-        """Raise what was found wrong so far."""
+    def stop_if_incomplete(self) -> None:
+        """Raise what was found wrong so far where a value is missing to go on."""
         for name in self.choices:
             if name not in self.known_choices:
                 self.problems.append(f"unknown choice `{name}`{_did_you_mean(name, self.known_choices)}")
+        if not self.complete:
+            self.finish()
+
+    def finish(self) -> None:
+        """Raise what was found wrong so far."""
         if self.problems:
             raise LayoutError(*dict.fromkeys(self.problems))
 
@@ -517,6 +528,11 @@ def _check_counts(layout: LoadTimePageLayout, tokens: int, requests: int) -> Non
     if below != tokens:
         nearest = f"the nearest are {below} and {below + layout.granule}"
         raise ValueError(f"tokens must be a non-negative multiple of {layout.granule}, not {tokens}; {nearest}")
+
+
+def _check_bytes(available_bytes: int) -> None:
+    if isinstance(available_bytes, bool) or not isinstance(available_bytes, int):
+        raise ValueError(f"available_bytes must be an integer, not {_shown(available_bytes)}")
 
 
 def _whole(number: Fraction | int) -> int | Fraction:
