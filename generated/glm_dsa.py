@@ -150,15 +150,6 @@ class Space:
         slots = self.slots_per_token * tokens
         return slots // self.page_size + self.reserved_pages
 
-    def paged(self, name: str, page_size: int) -> "Space":
-        """The same pages one for one, with `page_size` slots in each."""
-        return replace(
-            self,
-            name=name,
-            page_size=page_size,
-            slots_per_token=_whole(Fraction(self.slots_per_token * page_size, self.page_size)),
-        )
-
 
 @dataclass(frozen=True)
 class Buffer:
@@ -224,105 +215,117 @@ class GlmDsaLayout:
         Raises:
             LayoutError: a ValueError that lists everything wrong with the config and the choices.
         """
-        read = _Inputs(config, choices)
-        num_layers = read.config("num_hidden_layers", kind=_integer())
-        draft_layers = read.config("num_nextn_predict_layers", kind=_integer(), default=0)
-        read.fixed("kv_lora_rank", kind=_exactly(512))
-        read.fixed("qk_rope_head_dim", kind=_exactly(64))
-        read.fixed("index_head_dim", kind=_exactly(128))
-        index_kpool = read.config("index_kpool", kind=_integer(minimum=1), default=1)
-        indexer_types = read.config("indexer_types", kind=_list_of(_one_of("full", "shared")), default=None)
-        cli_factor = read.config("cli_factor", kind=_integer(minimum=1), default=1)
-        index_topk_pattern = read.config("index_topk_pattern", kind=_letters("FS"), default=None)
-        index_skip_topk_offset = read.config("index_skip_topk_offset", kind=_integer(minimum=1), default=None)
-        index_topk_freq = read.config("index_topk_freq", kind=_integer(minimum=1), default=1)
-        kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw"), default="fp8_scaled")
-        host_to_device_ratio = read.choice("host_to_device_ratio", kind=_integer(minimum=1), default=1)
-        elide_shared = read.choice("elide_shared", kind=_boolean, default=True)
-        role = read.choice("role", _one_of("target", "draft", "both"), default="target")
-        start_layer = read.choice("start_layer", _integer(), default=0)
-        end_layer = read.choice("end_layer", _integer(), default=None)
-        read.stop_if_incomplete()
+        with _Inputs(config, choices) as read:
+            num_layers = read.config("num_hidden_layers", kind=_integer())
+            draft_layers = read.config("num_nextn_predict_layers", kind=_integer(), default=0)
+            read.fixed("kv_lora_rank", kind=_exactly(512))
+            read.fixed("qk_rope_head_dim", kind=_exactly(64))
+            read.fixed("index_head_dim", kind=_exactly(128))
+            index_kpool = read.config("index_kpool", kind=_integer(minimum=1), default=1)
+            indexer_types = read.config("indexer_types", kind=_list_of(_one_of("full", "shared")), default=None)
+            cli_factor = read.config("cli_factor", kind=_integer(minimum=1), default=1)
+            index_topk_pattern = read.config("index_topk_pattern", kind=_letters("FS"), default=None)
+            index_skip_topk_offset = read.config("index_skip_topk_offset", kind=_integer(minimum=1), default=None)
+            index_topk_freq = read.config("index_topk_freq", kind=_integer(minimum=1), default=1)
+            kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw"), default="fp8_scaled")
+            host_to_device_ratio = read.choice("host_to_device_ratio", kind=_integer(minimum=1), default=1)
+            elide_shared = read.choice("elide_shared", kind=_boolean, default=True)
+            role = read.choice("role", _one_of("target", "draft", "both"), default="target")
+            start_layer = read.choice("start_layer", _integer(), default=0)
+            end_layer = read.choice("end_layer", _integer(), default=None)
+            read.stop_if_incomplete()
 
-        hisparse = host_to_device_ratio > 1
-        read.require(index_kpool == 1, "pooled index keys (index_kpool above 1) are not supported by this layout")
-        layers = range(num_layers + draft_layers)
-        read.require(len(layers) <= 100000, f"{len(layers)} layers are more than 100000")
-        end_layer = len(layers) if end_layer is None else end_layer
-        read.require(
-            start_layer <= end_layer <= len(layers),
-            f"start_layer {start_layer} and end_layer {end_layer} are not in order within {len(layers)} layers",
-        )
-        read.finish()
+            hisparse = host_to_device_ratio > 1
+            read.require(index_kpool == 1, "pooled index keys (index_kpool above 1) are not supported by this layout")
+            layers = range(num_layers + draft_layers)
+            if len(layers) > 100000:
+                raise LayoutError(f"{len(layers)} layers are more than 100000")
+            end_layer = len(layers) if end_layer is None else end_layer
+            read.require(
+                start_layer <= end_layer <= len(layers),
+                f"start_layer {start_layer} and end_layer {end_layer} are not in order within {len(layers)} layers",
+            )
 
-        rules: dict[str, set[int]] = {}  # layers.sets.shares_topk
-        if indexer_types is not None:
-            rules["has(indexer_types)"] = {
-                layer for layer in layers if layer < len(indexer_types) and indexer_types[layer] == "shared"
+            rules: dict[str, set[int]] = {}  # layers.sets.shares_topk
+            if indexer_types is not None:
+                rules["has(indexer_types)"] = {
+                    layer for layer in layers if layer < len(indexer_types) and indexer_types[layer] == "shared"
+                }
+            if cli_factor > 1:
+                rules["cli_factor > 1"] = {layer for layer in layers if layer % cli_factor != 0}
+            if index_topk_pattern is not None:
+                rules["has(index_topk_pattern)"] = {
+                    layer for layer in layers if layer < len(index_topk_pattern) and index_topk_pattern[layer] == "S"
+                }
+            if index_skip_topk_offset is not None:
+                rules["has(index_skip_topk_offset)"] = {
+                    layer for layer in layers if max(layer - index_skip_topk_offset + 1, 0) % index_topk_freq != 0
+                }
+            if not rules:
+                rules["otherwise"] = {layer for layer in layers if max(layer - 1, 0) % index_topk_freq != 0}
+            shares_topk = read.agreed("shares_topk", rules, num_layers)
+            # layers.sets.owns_index
+            owns_index = {
+                layer for layer in layers if layer >= num_layers or not (layer in shares_topk and elide_shared)
             }
-        if cli_factor > 1:
-            rules["cli_factor > 1"] = {layer for layer in layers if layer % cli_factor != 0}
-        if index_topk_pattern is not None:
-            rules["has(index_topk_pattern)"] = {
-                layer for layer in layers if layer < len(index_topk_pattern) and index_topk_pattern[layer] == "S"
-            }
-        if index_skip_topk_offset is not None:
-            rules["has(index_skip_topk_offset)"] = {
-                layer for layer in layers if max(layer - index_skip_topk_offset + 1, 0) % index_topk_freq != 0
-            }
-        if not rules:
-            rules["otherwise"] = {layer for layer in layers if max(layer - 1, 0) % index_topk_freq != 0}
-        shares_topk = read.agreed("shares_topk", rules, num_layers)
-        # layers.sets.owns_index
-        owns_index = {layer for layer in layers if layer >= num_layers or not (layer in shares_topk and elide_shared)}
-        read.refuse(
-            {layer for layer in layers if layer == 0 and layer in shares_topk},
-            "the first layer has no earlier top-k to share",
-        )
-        read.finish()
-        held = [
-            layer
-            for layer in layers[start_layer:end_layer]
-            if role == "both" or (layer < num_layers) == (role == "target")
-        ]
+            read.refuse(
+                {layer for layer in layers if layer == 0 and layer in shares_topk},
+                "the first layer has no earlier top-k to share",
+            )
+            read.finish()
+            held = [
+                layer
+                for layer in layers[start_layer:end_layer]
+                if role == "both" or (layer < num_layers) == (role == "target")
+            ]
 
-        # spaces.logical
-        logical_space = Space("logical", page_size=64, slots_per_token=host_to_device_ratio)
-        # spaces.device
-        if hisparse:
-            device_space = Space("device", page_size=64, slots_per_token=1)
-        else:
-            device_space = logical_space.paged("device", logical_space.page_size)
-        # formats.mla_row
-        if kv_format == "bf16":
-            mla_row_page = MLA_BF16_PAGE
-        elif kv_format == "fp8_scaled":
-            mla_row_page = MLA_FP8_SCALED_PAGE
-        else:
-            mla_row_page = MLA_FP8_RAW_PAGE
-        return cls(
-            kv_format=kv_format,
-            host_to_device_ratio=host_to_device_ratio,
-            elide_shared=elide_shared,
-            role=role,
-            start_layer=start_layer,
-            end_layer=end_layer,
-            spaces=(logical_space, device_space),
-            buffers=(
-                Buffer("kv", device_space, tuple(layer for layer in held if layer < num_layers), mla_row_page),
-                Buffer("kv_draft", logical_space, tuple(layer for layer in held if layer >= num_layers), mla_row_page),
-                Buffer("index_k", logical_space, tuple(layer for layer in held if layer in owns_index), INDEX_FP8_PAGE),
-                Buffer(
-                    "kv_host",
-                    logical_space,
-                    tuple(layer for layer in held if layer < num_layers and hisparse),
-                    mla_row_page,
-                    memory="host",
+            # spaces.logical
+            logical_space = Space("logical", page_size=64, slots_per_token=host_to_device_ratio)
+            # spaces.device
+            if hisparse:
+                device_space = Space("device", page_size=64, slots_per_token=1)
+            else:
+                device_space = replace(logical_space, name="device")
+            # formats.mla_row
+            if kv_format == "bf16":
+                mla_row_page = MLA_BF16_PAGE
+            elif kv_format == "fp8_scaled":
+                mla_row_page = MLA_FP8_SCALED_PAGE
+            else:
+                mla_row_page = MLA_FP8_RAW_PAGE
+            return cls(
+                kv_format=kv_format,
+                host_to_device_ratio=host_to_device_ratio,
+                elide_shared=elide_shared,
+                role=role,
+                start_layer=start_layer,
+                end_layer=end_layer,
+                spaces=(logical_space, device_space),
+                buffers=(
+                    Buffer("kv", device_space, tuple(layer for layer in held if layer < num_layers), mla_row_page),
+                    Buffer(
+                        "kv_draft",
+                        logical_space,
+                        tuple(layer for layer in held if layer >= num_layers),
+                        mla_row_page,
+                    ),
+                    Buffer(
+                        "index_k",
+                        logical_space,
+                        tuple(layer for layer in held if layer in owns_index),
+                        INDEX_FP8_PAGE,
+                    ),
+                    Buffer(
+                        "kv_host",
+                        logical_space,
+                        tuple(layer for layer in held if layer < num_layers and hisparse),
+                        mla_row_page,
+                        memory="host",
+                    ),
                 ),
-            ),
-            config_items=tuple(read.used.items()),
-            default_items=tuple(read.defaults.items()),
-        )
+                config_items=tuple(read.used.items()),
+                default_items=tuple(read.defaults.items()),
+            )
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name. LookupError with the names there are."""
@@ -449,6 +452,16 @@ class _Inputs:
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
         self.complete = True  # whether every value that something is made of could be read
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Add what was found wrong before to an error, and drop an error that follows from it."""
+        if isinstance(error, LayoutError):
+            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+        if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
+            raise LayoutError(*dict.fromkeys(self.problems)) from None
 
     def config(self, *sources: str, kind: Callable, **default: object) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""

@@ -111,6 +111,9 @@ POOL_NAMES = frozenset(
 )
 
 
+DERIVED_VERBS = ("store", "put", "load", "get", "gather", "view")  # `store_kv` and so on
+
+
 def check_spec(spec: Spec) -> tuple[Scope, list[Problem]]:
     """The scope of a spec and everything that is wrong with it."""
     scope, problems = scope_of(spec)
@@ -174,9 +177,14 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
         for field in format.fields:
             if field.name.text in ("given", "none"):
                 yield refuse(field.name, "is a word of the language", field.path)
+    derived = {f"{verb}_{buffer.name}": (verb, buffer) for verb in DERIVED_VERBS for buffer in spec.buffers}
     for operation in spec.operations:
         if operation.name.text in POOL_NAMES:
             yield refuse(operation.name, "is a method or attribute of every pool", operation.path)
+        elif operation.name.text in derived:
+            verb, buffer = derived[operation.name.text]
+            if operation.verb != verb or operation.buffers != (buffer.name,):
+                yield refuse(operation.name, f"is what every pool calls `{verb}` of `{buffer.name}`", operation.path)
 
 
 def _made_names(spec: Spec) -> dict[str, str]:
@@ -449,8 +457,13 @@ def check_sources(spec: Spec, scope: Scope) -> Iterator[Problem]:
                 help = "name a field of the config; a constant belongs under `let`"
                 yield Problem("KV251", message, Label(source.span), help=help, path=item.path)
             if item.kind != "int":
-                message = f"`{item.name}` is a {item.kind}; only an int is computed from several fields"
-                yield Problem("KV251", message, Label(source.span), path=item.path)
+                message = f"`{item.name}` is a {item.kind}; only an int is computed from fields"
+                help = "`-` is minus here" if any(_is_difference(part) for part in walk(source)) else None
+                yield Problem("KV251", message, Label(source.span), help=help, path=item.path)
+
+
+def _is_difference(expr: Expr) -> bool:
+    return isinstance(expr, Binary) and expr.operator == "-"
 
 
 def _no_part_of_a_source(expr: Expr) -> Iterator[Expr]:
@@ -460,6 +473,8 @@ def _no_part_of_a_source(expr: Expr) -> Iterator[Expr]:
             return
         case Literal() if type(expr.value) is int:
             return
+        case Call(function="min" | "max", arguments=(_,)):
+            yield expr
         case (
             Binary(operator="+" | "-" | "*" | "/") | Unary(operator="-") | Call(function="min" | "max" | "lcm" | "gcd")
         ):

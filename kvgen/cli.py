@@ -211,7 +211,7 @@ def _build(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
         for path in sorted(texts):
             if path in states:
                 _replace(path, texts[path])
-    _say_states(arguments, states, texts, before, stdout)
+    _say_states(arguments, states, texts, before, warnings, stdout)
     return 1 if arguments.check and states else 0
 
 
@@ -220,6 +220,7 @@ def _say_states(
     states: Mapping[Path, str],
     texts: Mapping[Path, str],
     before: Mapping[Path, str | None],
+    warnings: Sequence[Problem],
     stdout: IO[str],
 ) -> None:
     if arguments.format == "json":
@@ -227,7 +228,7 @@ def _say_states(
         for entry, path in zip(files, sorted({*texts, *states}), strict=True):
             if arguments.diff:
                 entry["diff"] = _diff(before.get(path), texts.get(path), path)
-        _print_json({"files": files}, stdout)
+        _print_json({"files": files, "problems": render_json(sort_problems(warnings))}, stdout)
         return
     for path in sorted({*texts, *states}):
         state = states.get(path)
@@ -322,11 +323,16 @@ def _compile_all(specs: Sequence[str], stdin: IO[bytes]) -> list[Any]:
     read = _reader(stdin)
     found, problems, texts = [], [], {}
     writes: dict[str, str] = {}
-    for spec in dict.fromkeys(STDIN if spec == "-" else spec for spec in specs):
+    status = 1
+    for spec in {
+        STDIN if spec == "-" else os.path.realpath(spec): STDIN if spec == "-" else spec for spec in specs
+    }.values():
         try:
             compiled = compile_spec(spec, read)
         except OSError as error:
-            raise unreadable(spec, error) from None
+            problems += unreadable(spec, error).problems
+            status = 2
+            continue
         found.append(compiled)
         problems += compiled.problems
         texts.update(compiled.texts)
@@ -337,7 +343,7 @@ def _compile_all(specs: Sequence[str], stdin: IO[bytes]) -> list[Any]:
                 message = f"`{name}` is also the name of the layout in {other}"
                 problems.append(Problem("KV402", message, Label(name.span), help="rename one of them", path="layout"))
     if any(problem.severity is Severity.ERROR for problem in problems):
-        raise Failure(1, problems, texts)
+        raise Failure(status, problems, texts)
     return found
 
 
@@ -378,6 +384,8 @@ def _choices(compiled: Any, settings: Sequence[str]) -> dict[str, Any]:
         parameter = parameters.get(name)
         if parameter is None and name not in built_in:
             known = [*parameters, *built_in]
+            if any(item.name.text == name for item in compiled.spec.parameters):
+                raise usage(f"--set {setting}: `{name}` is a fact of the model, read from its config")
             raise usage(
                 f"--set {setting}: unknown choice `{name}`",
                 suggest(name, known) or f"the choices are {', '.join(known)}",

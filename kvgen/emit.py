@@ -70,7 +70,7 @@ from kvgen.views import (
     StepView,
 )
 
-IN_FROM_CONFIG = 2 * STEP  # columns in front of a statement there
+IN_FROM_CONFIG = 3 * STEP  # columns in front of a statement there
 IN_DOCSTRING = 3 * STEP  # and in front of what its docstring says about an argument
 
 
@@ -191,7 +191,12 @@ class _Viewer:
             layer_steps=steps,
             layer_requires=layer_requires,
             spaces=spaces,
-            space_tuple=flat(numbers([Raw(f"{space.name}_space") for space in layout.spaces])),
+            spaces_argument=statement(
+                "spaces=",
+                numbers([Raw(f"{space.name}_space") for space in layout.spaces]),
+                IN_FROM_CONFIG + STEP,
+                ",",
+            ),
             aliases=aliases,
             page_choices=page_choices,
             buffer_checks=checks,
@@ -213,21 +218,18 @@ class _Viewer:
             has_block=self.has_block,
             has_requests=self.has_requests,
             has_fixed_slots=self.has_fixed,
-            has_derived_spaces=any(
-                isinstance(case.use, DerivedSpace) for space in layout.spaces for case in space.cases
-            ),
+            has_paged_spaces=any(form.operator is not None for form in self.derived_spaces()),
             has_varying_pages=self.varying,
             has_host=self.has_host,
             has_floors=self.has_floors(),
             has_layer_requires=bool(layer_requires),
-            has_layer_problems=bool(layer_requires) or "agreed" in self.used,
             has_derived_sources=derived,
         )
 
     # -- head
 
     def imports(self, reads: tuple[str, ...], constants: tuple[ConstantPageView, ...]) -> Iterator[str]:
-        derived = any(isinstance(case.use, DerivedSpace) for space in self.layout.spaces for case in space.cases)
+        derived = any(True for _ in self.derived_spaces())
         yield from ("import difflib", "import hashlib", "import json", "import math", "import os")
         yield "from collections.abc import Callable, Iterable, Mapping"
         yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"
@@ -539,6 +541,12 @@ class _Viewer:
         for space in self.layout.spaces:
             yield from visit(space)
 
+    def derived_spaces(self) -> Iterator[DerivedSpace]:
+        for space in self.layout.spaces:
+            for case in space.cases:
+                if isinstance(case.use, DerivedSpace):
+                    yield case.use
+
     def space_code(self, space: SpaceLayout):  # type: ignore[no-untyped-def]
         def code(form: RootSpace | DerivedSpace) -> Code:
             if isinstance(form, RootSpace):
@@ -552,7 +560,10 @@ class _Viewer:
                 if flat(reserve) != "1":
                     items.append(Keyword("reserved_pages", reserve))
                 return call("Space", Raw(quoted(space.name)), *items)
-            return call(f"{form.parent}_space.paged", Raw(quoted(space.name)), self.derived_page(space, form))
+            parent = f"{form.parent}_space"
+            if form.operator is None:
+                return call("replace", Raw(parent), Keyword("name", Raw(quoted(space.name))))
+            return call(f"{parent}.paged", Raw(quoted(space.name)), self.derived_page(space, form))
 
         return code
 
@@ -560,8 +571,6 @@ class _Viewer:
         if space.page_size is not None and form.divisor is not None:
             return Raw(str(space.page_size))
         parent = Raw(f"{form.parent}_space.page_size")
-        if form.operator is None:
-            return parent
         assert form.divisor is not None
         divisor = self.printer.code(form.divisor)
         self.used.add("divide")

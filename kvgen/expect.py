@@ -168,7 +168,7 @@ class _Layout(_Proof):
             self.layout = self.module.Layout.from_config(config, **choices)
         except self.module.LayoutError as error:
             if wanted is None:
-                message = "the config or a choice is refused"
+                message = f"the config or a choice is refused: {error.problems[0]}"
                 self.report("KV304", message, self.expectation.span, notes=tuple(error.problems))
             elif str(plain(wanted.value)) not in str(error):
                 self.report("KV303", "the error says something else", wanted.value.span, notes=tuple(error.problems))

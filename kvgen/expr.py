@@ -28,8 +28,8 @@ CODES = {"KV201": "an expression that does not parse"}
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=", "in")
 FUNCTIONS = {  # name: least and greatest number of arguments
-    "min": (2, 8),
-    "max": (2, 8),
+    "min": (1, 8),  # one argument is a list
+    "max": (1, 8),
     "cdiv": (2, 2),
     "lcm": (2, 8),
     "gcd": (2, 8),

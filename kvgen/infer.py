@@ -281,6 +281,8 @@ class Typing:
                 for kind_, low, high in place.facts
             )
             return Int(1 if positive else 0, MAX_LAYERS)
+        if expr.function in ("min", "max") and len(expr.arguments) == 1:
+            return self.of_least_or_greatest(expr, place)
         wanted = Ratio if expr.function in ("min", "max") else Int
         kinds = [self.expect(part, wanted, place) for part in expr.arguments]
         if any(kind is None for kind in kinds):
@@ -292,6 +294,21 @@ class Typing:
                 return None
             kinds[1] = _above_zero(kinds[1])  # type: ignore[arg-type]
         return self.of_whole_numbers(expr, kinds)  # type: ignore[arg-type]
+
+    def of_least_or_greatest(self, expr: Call, place: Place) -> Type | None:
+        """`min` or `max` of the elements of a list of ints, which must not be empty."""
+        (items,) = expr.arguments
+        kind = self.of(items, place)
+        if kind is None:
+            return None
+        if not isinstance(kind, ListOf) or not isinstance(kind.element, Int):
+            self.report("KV212", f"`{expr.function}` of one argument is of a list of ints, not of {kind}", items)
+            return None
+        length = Call(function="len", arguments=(items,), span=items.span)
+        if not self.scope.known_below(Literal(value=0, span=items.span), length, place.facts):
+            help = f"guard it, as in `len({show(items)}) > 0 and …`"
+            self.report("KV214", f"`{show(items)}` may be empty", items, help)
+        return kind.element
 
     def of_whole_numbers(self, expr: Call, kinds: list[Int]) -> Type | None:
         lows, highs = [kind.low for kind in kinds], [kind.high for kind in kinds]

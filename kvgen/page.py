@@ -471,6 +471,8 @@ class _Resolver:
         if gap.kind == "pad":
             return self.named(f"pad_{len(self.locals)}_offset", end, align) + self.number(gap.amount, "`pad`") * BYTE, 1
         amount = self.number(gap.amount, "`align`")
+        if align % amount and amount % align:  # one after the other, which is less than both at once
+            end, align = self.named(f"pad_{len(self.locals)}_offset", end, align), 1
         if align == 1 and end.divisible_by(amount * BYTE, self.divisors):
             return end, 1
         if end.known is not None:
@@ -764,6 +766,11 @@ class _Resolver:
             raise refuse(
                 f"`{name}` is {scale.dtype}, which is not a scale", scale.dtype.span, "use f32, f16, bf16, e4m3 or e8m0"
             )
+        others = [
+            other for other in self.fields.values() if other.quant is not None and other.quant.scale == quant.scale
+        ]
+        if others[0] is not field:
+            raise refuse(f"`{name}` is the scale of `{others[0].name}` already", quant.scale.span)
         if scale.quant is not None:
             raise refuse(f"`{name}`, the scale of `{field.name}`, is quantised itself", scale.name.span)
         own = [(axis.name, axis.extent) for axis in field.axes]

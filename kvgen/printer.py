@@ -92,6 +92,8 @@ class Printer:
         if isinstance(operand, Unary) and operand.operator == "not":
             return self.code(operand.operand)
         code = self.code(operand)
+        if isinstance(code, Not):
+            return code.operand
         opposite = {"in": "not in", "is not": "is", "==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
         if isinstance(code, Chain) and len(code.operators) == 1 and code.operators[0] in opposite:
             return Chain((opposite[code.operators[0]],), code.operands)

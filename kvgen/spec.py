@@ -352,6 +352,7 @@ class _Builder:
         name = self._ident(self.root.get(kind))
         if kind == "contract":
             self._unsupported(self.root.entry("contract").key.span, "contract files")
+            return None
         if self.root.get("tensors"):
             self._unsupported(self.root.entry("tensors").key.span, "`tensors`")
         spec = Spec(

@@ -114,7 +114,7 @@ class ModuleView:
     layer_steps: tuple[StepView, ...]
     layer_requires: tuple[str, ...]
     spaces: tuple[BlockView, ...]
-    space_tuple: str
+    spaces_argument: str
     aliases: tuple[BlockView, ...]
     page_choices: tuple[BlockView, ...]
     buffer_checks: tuple[str, ...]
@@ -132,10 +132,9 @@ class ModuleView:
     has_block: bool
     has_requests: bool
     has_fixed_slots: bool
-    has_derived_spaces: bool
+    has_paged_spaces: bool
     has_varying_pages: bool
     has_host: bool
     has_floors: bool
     has_layer_requires: bool
-    has_layer_problems: bool
     has_derived_sources: bool

@@ -232,7 +232,7 @@ def test_a_warning_stops_nothing() -> None:
 def test_a_fragment_writes_nothing() -> None:
     assert kvgen("build", spec("rows", FRAGMENT)) == Done(0, "", "")
     assert kvgen("build", "specs/rows.yaml", "--check") == Done(0, "", "")
-    assert kvgen("build", "specs/rows.yaml", "--format", "json").document == {"files": []}
+    assert kvgen("build", "specs/rows.yaml", "--format", "json").document == {"files": [], "problems": []}
     assert files() == {"specs/rows.yaml"}
 
 
@@ -266,7 +266,10 @@ def test_check_of_current_files() -> None:
     assert kvgen("build", "specs/small.yaml", "--check") == Done(0, "", "")
     assert kvgen("build", "specs/small.yaml", "--check", "--diff") == Done(0, "", "")
     done = kvgen("build", "specs/small.yaml", "--check", "--format", "json")
-    assert (done.status, done.document) == (0, {"files": [{"file": "generated/small.py", "state": "current"}]})
+    assert (done.status, done.document) == (
+        0,
+        {"files": [{"file": "generated/small.py", "state": "current"}], "problems": []},
+    )
 
 
 @pytest.mark.usefixtures("stale")
@@ -287,7 +290,8 @@ def test_check_as_json() -> None:
             {"file": "generated/other.py", "state": "changed"},
             {"file": "generated/small.py", "state": "current"},
             {"file": "generated/third.py", "state": "missing"},
-        ]
+        ],
+        "problems": [],
     }
 
 
@@ -607,7 +611,7 @@ def test_set_of_every_type() -> None:
             "--set xyzzy=1: unknown choice `xyzzy`",
             "the choices are depth, share, wide, order, block, role, start_layer, end_layer",
         ),
-        ("num_layers=4", "--set num_layers=4: unknown choice `num_layers`", None),
+        ("num_layers=4", "--set num_layers=4: `num_layers` is a fact of the model, read from its config", None),
         ("depth", "--set depth: expected K=V", None),
         ("depth=", "--set depth=: expected an integer", None),
         ("depth=four", "--set depth=four: expected an integer", None),

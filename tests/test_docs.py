@@ -517,11 +517,11 @@ def test_operations_over_buffers_whose_layers_meet(folder: Path) -> None:
     extract = (
         "config: {n: {type: int}}\nlayers: {body: 4, sets: {early: layer < n, late: layer >= 2}}\n"
         "buffers:\n  kv: {format: row, space: token, layers: early}\n  kw: {format: row, space: token, layers: late}\n"
-        "operations: {view_kv: {view: [kv, kw]}}\n"
+        "operations: {show: {view: [kv, kw]}}\n"
     )
     assert refusal(folder, extract, {"n": 2}, "--tokens", "17")[0] == 2  # accepted, but for the token count
     status, message = refusal(folder, extract, {"n": 3}, "--tokens", "16")
-    assert status == 1 and message == "layer 2: view_kv cannot tell kv from kw: both are owned here"
+    assert status == 1 and message == "layer 2: show cannot tell kv from kw: both are owned here"
 
 
 def test_layers_of_a_role(folder: Path) -> None:

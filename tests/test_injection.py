@@ -479,12 +479,9 @@ def test_names_that_modules_use_are_refused_or_harmless(start: int) -> None:
             assert refused & set(chosen.values()), made.problems
             chosen = {role: NEUTRAL[role] if word in refused else word for role, word in chosen.items()}
             made = named(**chosen)
-        text = module_text(made)
-        module: dict[str, object] = {"__name__": "thing"}
-        exec(compile(text.split("\nimport torch")[0], "thing.py", "exec", dont_inherit=True), module)
-        layout = module["Layout"].from_config(  # type: ignore[attr-defined]
-            {"num_hidden_layers": 9, chosen["config"]: 2}, **{chosen["choice"]: 5}
-        )
+        module = made.namespace
+        assert module is not None, made.problems
+        layout = module.Layout.from_config({"num_hidden_layers": 9, chosen["config"]: 2}, **{chosen["choice"]: 5})
         assert layout.layers(chosen["thing"]) == tuple(range(7)), chosen
         assert [page.page_bytes for page in layout.buffers[0].pages] == [16 * (7 + 2)] + [16 * (2 + 2)] * 6, chosen
         assert layout.choices[chosen["choice"]] == 5

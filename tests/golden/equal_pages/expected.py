@@ -185,69 +185,70 @@ class EqualPagesLayout:
         Raises:
             LayoutError: a ValueError that lists everything wrong with the config and the choices.
         """
-        read = _Inputs(config, choices)
-        num_layers = read.config("num_hidden_layers", kind=_integer())
-        state_dim = read.config("state_dim", kind=_integer())
-        order = read.choice("order", kind=_one_of("rows", "planes"), default="rows")
-        role = read.choice("role", _one_of("target", "draft", "both"), default="target")
-        start_layer = read.choice("start_layer", _integer(), default=0)
-        end_layer = read.choice("end_layer", _integer(), default=None)
-        read.stop_if_incomplete()
+        with _Inputs(config, choices) as read:
+            num_layers = read.config("num_hidden_layers", kind=_integer())
+            state_dim = read.config("state_dim", kind=_integer())
+            order = read.choice("order", kind=_one_of("rows", "planes"), default="rows")
+            role = read.choice("role", _one_of("target", "draft", "both"), default="target")
+            start_layer = read.choice("start_layer", _integer(), default=0)
+            end_layer = read.choice("end_layer", _integer(), default=None)
+            read.stop_if_incomplete()
 
-        # formats.row
-        def row_page_of(slots: int) -> Page:
+            # formats.row
+            def row_page_of(slots: int) -> Page:
+                if order == "rows":
+                    return rows_page(slots)
+                return planes_page(slots)
+
+            page_size = -(-state_page(1, state_dim).page_bytes // row_page_of(1).page_bytes)
+            stride = row_page_of(page_size).page_bytes
+            layers = range(num_layers)
+            if len(layers) > 100000:
+                raise LayoutError(f"{len(layers)} layers are more than 100000")
+            end_layer = len(layers) if end_layer is None else end_layer
+            read.require(
+                start_layer <= end_layer <= len(layers),
+                f"start_layer {start_layer} and end_layer {end_layer} are not in order within {len(layers)} layers",
+            )
+
+            # layers.sets.linear
+            linear = {layer for layer in layers if layer % 2 == 1}
+            read.finish()
+            held = [
+                layer
+                for layer in layers[start_layer:end_layer]
+                if role == "both" or (layer < num_layers) == (role == "target")
+            ]
+
+            # spaces.token
+            token_space = Space("token", page_size=page_size, slots_per_token=1)
+            # spaces.request
+            request_space = Space("request", page_size=1, slots_per_token=0, slots_per_request=1)
+            # formats.row
             if order == "rows":
-                return rows_page(slots)
-            return planes_page(slots)
-
-        page_size = -(-state_page(1, state_dim).page_bytes // row_page_of(1).page_bytes)
-        stride = row_page_of(page_size).page_bytes
-        layers = range(num_layers)
-        read.require(len(layers) <= 100000, f"{len(layers)} layers are more than 100000")
-        end_layer = len(layers) if end_layer is None else end_layer
-        read.require(
-            start_layer <= end_layer <= len(layers),
-            f"start_layer {start_layer} and end_layer {end_layer} are not in order within {len(layers)} layers",
-        )
-        read.finish()
-
-        # layers.sets.linear
-        linear = {layer for layer in layers if layer % 2 == 1}
-        held = [
-            layer
-            for layer in layers[start_layer:end_layer]
-            if role == "both" or (layer < num_layers) == (role == "target")
-        ]
-
-        # spaces.token
-        token_space = Space("token", page_size=page_size, slots_per_token=1)
-        # spaces.request
-        request_space = Space("request", page_size=1, slots_per_token=0, slots_per_request=1)
-        # formats.row
-        if order == "rows":
-            row_page = rows_page(token_space.page_size)
-        else:
-            row_page = planes_page(token_space.page_size)
-        # formats.state
-        page_of_states = state_page(1, state_dim)
-        return cls(
-            order=order,
-            role=role,
-            start_layer=start_layer,
-            end_layer=end_layer,
-            spaces=(token_space, request_space),
-            buffers=(
-                Buffer("kv", token_space, tuple(layer for layer in held if layer not in linear), row_page),
-                Buffer(
-                    "states",
-                    request_space,
-                    tuple(layer for layer in held if layer in linear),
-                    page_of_states.aligned(stride),
+                row_page = rows_page(token_space.page_size)
+            else:
+                row_page = planes_page(token_space.page_size)
+            # formats.state
+            page_of_states = state_page(1, state_dim)
+            return cls(
+                order=order,
+                role=role,
+                start_layer=start_layer,
+                end_layer=end_layer,
+                spaces=(token_space, request_space),
+                buffers=(
+                    Buffer("kv", token_space, tuple(layer for layer in held if layer not in linear), row_page),
+                    Buffer(
+                        "states",
+                        request_space,
+                        tuple(layer for layer in held if layer in linear),
+                        page_of_states.aligned(stride),
+                    ),
                 ),
-            ),
-            config_items=tuple(read.used.items()),
-            default_items=tuple(read.defaults.items()),
-        )
+                config_items=tuple(read.used.items()),
+                default_items=tuple(read.defaults.items()),
+            )
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name. LookupError with the names there are."""
@@ -380,6 +381,16 @@ class _Inputs:
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
         self.complete = True  # whether every value that something is made of could be read
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Add what was found wrong before to an error, and drop an error that follows from it."""
+        if isinstance(error, LayoutError):
+            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+        if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
+            raise LayoutError(*dict.fromkeys(self.problems)) from None
 
     def config(self, *sources: str, kind: Callable, **default: object) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""

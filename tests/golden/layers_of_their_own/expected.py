@@ -155,91 +155,92 @@ class LayersOfTheirOwnLayout:
         Raises:
             LayoutError: a ValueError that lists everything wrong with the config and the choices.
         """
-        read = _Inputs(config, choices)
-        num_layers = read.config("num_hidden_layers", kind=_integer())
-        kv_heads = read.config("kv_heads", kind=_list_of(_integer()))
-        ratio = read.choice("ratio", kind=_ratio(minimum=Fraction(0, 1)), default=Fraction(1, 2))
-        role = read.choice("role", _one_of("target", "draft", "both"), default="target")
-        start_layer = read.choice("start_layer", _integer(), default=0)
-        end_layer = read.choice("end_layer", _integer(), default=None)
-        read.stop_if_incomplete()
+        with _Inputs(config, choices) as read:
+            num_layers = read.config("num_hidden_layers", kind=_integer())
+            kv_heads = read.config("kv_heads", kind=_list_of(_integer()))
+            ratio = read.choice("ratio", kind=_ratio(minimum=Fraction(0, 1)), default=Fraction(1, 2))
+            role = read.choice("role", _one_of("target", "draft", "both"), default="target")
+            start_layer = read.choice("start_layer", _integer(), default=0)
+            end_layer = read.choice("end_layer", _integer(), default=None)
+            read.stop_if_incomplete()
 
-        read.require(len(kv_heads) >= num_layers, "kv_heads is shorter than the model")
-        layers = range(num_layers)
-        read.require(len(layers) <= 100000, f"{len(layers)} layers are more than 100000")
-        end_layer = len(layers) if end_layer is None else end_layer
-        read.require(
-            start_layer <= end_layer <= len(layers),
-            f"start_layer {start_layer} and end_layer {end_layer} are not in order within {len(layers)} layers",
-        )
-        read.finish()
+            read.require(len(kv_heads) >= num_layers, "kv_heads is shorter than the model")
+            layers = range(num_layers)
+            if len(layers) > 100000:
+                raise LayoutError(f"{len(layers)} layers are more than 100000")
+            end_layer = len(layers) if end_layer is None else end_layer
+            read.require(
+                start_layer <= end_layer <= len(layers),
+                f"start_layer {start_layer} and end_layer {end_layer} are not in order within {len(layers)} layers",
+            )
 
-        # let.heads
-        def heads(layer: int) -> int:
-            return kv_heads[layer]
+            # let.heads
+            def heads(layer: int) -> int:
+                return kv_heads[layer]
 
-        held = [
-            layer
-            for layer in layers[start_layer:end_layer]
-            if role == "both" or (layer < num_layers) == (role == "target")
-        ]
+            read.finish()
+            held = [
+                layer
+                for layer in layers[start_layer:end_layer]
+                if role == "both" or (layer < num_layers) == (role == "target")
+            ]
 
-        # spaces.token
-        token_space = Space("token", page_size=64, slots_per_token=1)
-        # spaces.half
-        half_space = token_space.paged("half", 32)
-        # spaces.ring
-        ring_space = token_space.paged("ring", 4)
-        # spaces.window
-        window_space = Space("window", page_size=8, slots_per_token=_whole(ratio), fixed_slots=3, reserved_pages=2)
+            # spaces.token
+            token_space = Space("token", page_size=64, slots_per_token=1)
+            # spaces.half
+            half_space = token_space.paged("half", 32)
+            # spaces.ring
+            ring_space = token_space.paged("ring", 4)
+            # spaces.window
+            window_space = Space("window", page_size=8, slots_per_token=_whole(ratio), fixed_slots=3, reserved_pages=2)
 
-        # formats.row
-        def page_of_kv(layer: int) -> Page:
-            return row_page(32, heads(layer))
+            # formats.row
+            def page_of_kv(layer: int) -> Page:
+                return row_page(32, heads(layer))
 
-        # formats.row
-        def page_of_kv_ring(layer: int) -> Page:
-            return row_page(4, heads(layer))
+            # formats.row
+            def page_of_kv_ring(layer: int) -> Page:
+                return row_page(4, heads(layer))
 
-        # formats.row
-        def page_of_kv_window(layer: int) -> Page:
-            return row_page(8, heads(layer))
+            # formats.row
+            def page_of_kv_window(layer: int) -> Page:
+                return row_page(8, heads(layer))
 
-        # formats.row
-        def page_of_kv_host(layer: int) -> Page:
-            return row_page(64, heads(layer))
+            # formats.row
+            def page_of_kv_host(layer: int) -> Page:
+                return row_page(64, heads(layer))
 
-        return cls(
-            ratio=ratio,
-            role=role,
-            start_layer=start_layer,
-            end_layer=end_layer,
-            spaces=(token_space, half_space, ring_space, window_space),
-            buffers=(
-                Buffer("kv", half_space, tuple(held), tuple(page_of_kv(layer) for layer in held)),
-                Buffer(
-                    "kv_ring",
-                    ring_space,
-                    tuple(layer for layer in held if layer == 0),
-                    tuple(page_of_kv_ring(layer) for layer in held if layer == 0),
+            return cls(
+                ratio=ratio,
+                role=role,
+                start_layer=start_layer,
+                end_layer=end_layer,
+                spaces=(token_space, half_space, ring_space, window_space),
+                buffers=(
+                    Buffer("kv", half_space, tuple(held), tuple(page_of_kv(layer) for layer in held)),
+                    Buffer(
+                        "kv_ring",
+                        ring_space,
+                        tuple(layer for layer in held if layer == 0),
+                        tuple(page_of_kv_ring(layer) for layer in held if layer == 0),
+                    ),
+                    Buffer(
+                        "kv_window",
+                        window_space,
+                        tuple(layer for layer in held if layer > 0),
+                        tuple(page_of_kv_window(layer) for layer in held if layer > 0),
+                    ),
+                    Buffer(
+                        "kv_host",
+                        token_space,
+                        tuple(held),
+                        tuple(page_of_kv_host(layer) for layer in held),
+                        memory="host",
+                    ),
                 ),
-                Buffer(
-                    "kv_window",
-                    window_space,
-                    tuple(layer for layer in held if layer > 0),
-                    tuple(page_of_kv_window(layer) for layer in held if layer > 0),
-                ),
-                Buffer(
-                    "kv_host",
-                    token_space,
-                    tuple(held),
-                    tuple(page_of_kv_host(layer) for layer in held),
-                    memory="host",
-                ),
-            ),
-            config_items=tuple(read.used.items()),
-            default_items=tuple(read.defaults.items()),
-        )
+                config_items=tuple(read.used.items()),
+                default_items=tuple(read.defaults.items()),
+            )
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name. LookupError with the names there are."""
@@ -373,6 +374,16 @@ class _Inputs:
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
         self.complete = True  # whether every value that something is made of could be read
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Add what was found wrong before to an error, and drop an error that follows from it."""
+        if isinstance(error, LayoutError):
+            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+        if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
+            raise LayoutError(*dict.fromkeys(self.problems)) from None
 
     def config(self, *sources: str, kind: Callable, **default: object) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""

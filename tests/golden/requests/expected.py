@@ -177,52 +177,57 @@ class RequestsLayout:
         Raises:
             LayoutError: a ValueError that lists everything wrong with the config and the choices.
         """
-        read = _Inputs(config, choices)
-        num_layers = read.config("num_hidden_layers", kind=_integer())
-        state_dtype = read.config("state_type", kind=_renamed({"float32": "f32", "bfloat16": "bf16"}), default="f32")
-        state_dim = read.config(
-            "state.dim",
-            _Derived("state_heads * 4", ("state_heads",), lambda state_heads: state_heads * 4),
-            kind=_integer(),
-        )
-        role = read.choice("role", _one_of("target", "draft", "both"), default="target")
-        start_layer = read.choice("start_layer", _integer(), default=0)
-        end_layer = read.choice("end_layer", _integer(), default=None)
-        read.stop_if_incomplete()
+        with _Inputs(config, choices) as read:
+            num_layers = read.config("num_hidden_layers", kind=_integer())
+            state_dtype = read.config(
+                "state_type",
+                kind=_renamed({"float32": "f32", "bfloat16": "bf16"}),
+                default="f32",
+            )
+            state_dim = read.config(
+                "state.dim",
+                _Derived("state_heads * 4", ("state_heads",), lambda state_heads: state_heads * 4),
+                kind=_integer(),
+            )
+            role = read.choice("role", _one_of("target", "draft", "both"), default="target")
+            start_layer = read.choice("start_layer", _integer(), default=0)
+            end_layer = read.choice("end_layer", _integer(), default=None)
+            read.stop_if_incomplete()
 
-        layers = range(num_layers)
-        read.require(len(layers) <= 100000, f"{len(layers)} layers are more than 100000")
-        end_layer = len(layers) if end_layer is None else end_layer
-        read.require(
-            start_layer <= end_layer <= len(layers),
-            f"start_layer {start_layer} and end_layer {end_layer} are not in order within {len(layers)} layers",
-        )
-        read.finish()
+            layers = range(num_layers)
+            if len(layers) > 100000:
+                raise LayoutError(f"{len(layers)} layers are more than 100000")
+            end_layer = len(layers) if end_layer is None else end_layer
+            read.require(
+                start_layer <= end_layer <= len(layers),
+                f"start_layer {start_layer} and end_layer {end_layer} are not in order within {len(layers)} layers",
+            )
 
-        held = [
-            layer
-            for layer in layers[start_layer:end_layer]
-            if role == "both" or (layer < num_layers) == (role == "target")
-        ]
+            read.finish()
+            held = [
+                layer
+                for layer in layers[start_layer:end_layer]
+                if role == "both" or (layer < num_layers) == (role == "target")
+            ]
 
-        # spaces.token
-        token_space = Space("token", page_size=4, slots_per_token=1)
-        # spaces.request
-        request_space = Space("request", page_size=1, slots_per_token=0, slots_per_request=2, reserved_pages=0)
-        # formats.state
-        page_of_states = state_page(1, state_dtype, state_dim)
-        return cls(
-            role=role,
-            start_layer=start_layer,
-            end_layer=end_layer,
-            spaces=(token_space, request_space),
-            buffers=(
-                Buffer("kv", token_space, tuple(held), ROW_PAGE),
-                Buffer("states", request_space, tuple(held), page_of_states),
-            ),
-            config_items=tuple(read.used.items()),
-            default_items=tuple(read.defaults.items()),
-        )
+            # spaces.token
+            token_space = Space("token", page_size=4, slots_per_token=1)
+            # spaces.request
+            request_space = Space("request", page_size=1, slots_per_token=0, slots_per_request=2, reserved_pages=0)
+            # formats.state
+            page_of_states = state_page(1, state_dtype, state_dim)
+            return cls(
+                role=role,
+                start_layer=start_layer,
+                end_layer=end_layer,
+                spaces=(token_space, request_space),
+                buffers=(
+                    Buffer("kv", token_space, tuple(held), ROW_PAGE),
+                    Buffer("states", request_space, tuple(held), page_of_states),
+                ),
+                config_items=tuple(read.used.items()),
+                default_items=tuple(read.defaults.items()),
+            )
 
     def buffer(self, name: str) -> Buffer:
         """The buffer of that name. LookupError with the names there are."""
@@ -354,6 +359,16 @@ class _Inputs:
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
         self.complete = True  # whether every value that something is made of could be read
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Add what was found wrong before to an error, and drop an error that follows from it."""
+        if isinstance(error, LayoutError):
+            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+        if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
+            raise LayoutError(*dict.fromkeys(self.problems)) from None
 
     def config(self, *sources: "str | _Derived", kind: Callable, **default: object) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
