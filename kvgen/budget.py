@@ -61,6 +61,7 @@ class Budget:
             "total_bytes": self.total_bytes,
             "host_bytes": module.host_bytes_for(layout, self.tokens, self.requests),
             "memory_bytes": self.memory,
+            "fits": self.memory is None or self.total_bytes <= self.memory,
             "allocator_rounding_bytes": self.allocator_bytes,
             "buffers": [self.buffer_as_json(buffer) for buffer in layout.buffers],
         }
@@ -135,7 +136,8 @@ def render(budget: Budget, name: str) -> str:
         f"  total            {budget.total_bytes:>19,} bytes  {in_units(budget.total_bytes)}",
     ]
     if budget.memory is not None:
-        lines.append(f"  left             {budget.memory - budget.total_bytes:>19,} bytes")
+        left = budget.memory - budget.total_bytes
+        lines.append(f"  {'left ' if left >= 0 else 'short'}            {abs(left):>19,} bytes")
     host = module.host_bytes_for(layout, budget.tokens, budget.requests)
     if host:
         lines.append(f"  on the host      {host:>19,} bytes  {in_units(host)}, not in the total")

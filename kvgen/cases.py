@@ -15,7 +15,8 @@ from kvgen.fold import FoldError
 from kvgen.scope import Scope
 from kvgen.spec import Case, Let, Parameter
 
-COMBINATIONS_MAX = 4_096
+COMBINATIONS_MAX = 1_024
+TRIALS_MAX = 8_192  # combinations times conditions to try in each
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,13 @@ def try_cases(scope: Scope, cases: tuple[Case, ...], *, all_apply: bool = False)
 def combinations(scope: Scope, exprs: list[Expr]) -> Iterator[dict[str, Literal]]:
     """Values of the enum and bool parameters that the expressions depend on, those that `require` refuses left out."""
     wanted = _depended_on(scope, exprs)
+    most = min(COMBINATIONS_MAX, max(2, TRIALS_MAX // max(1, len(exprs))))
     domains: list[list[Literal]] = []
     chosen: list[str] = []
     count = 1
     for parameter in scope.spec.parameters:
         values = _values(parameter)
-        if parameter.name.text not in wanted or not values or count * len(values) > COMBINATIONS_MAX:
+        if parameter.name.text not in wanted or not values or count * len(values) > most:
             continue
         count *= len(values)
         chosen.append(parameter.name.text)

@@ -16,13 +16,13 @@ from kvgen.cases import try_cases
 from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, children, names, show, walk
 from kvgen.facts import NOTHING, Place
 from kvgen.fold import FoldError
-from kvgen.page import fields_of, resolve_page
+from kvgen.page import Page, fields_of, resolve_page
 from kvgen.problems import Label, Problem
 from kvgen.scope import Scope, names_of_format, scope_of, type_cases
 from kvgen.size import Size
 from kvgen.space import affine, page_sizes, page_slots
 from kvgen.spec import Buffer, Derived, Field, Format, Ident, Operation, Parameter, Plane, Root, Space, Spec
-from kvgen.types import WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, closest, suggest
+from kvgen.types import DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, closest, suggest
 
 CODES = {
     "KV240": "a name defined twice",
@@ -40,7 +40,7 @@ CODES = {
 }
 
 ALL_SLOTS = Size.of("slots")
-NAME_LENGTH_MAX = 40  # of a layout, whose name is part of others
+CASES_MAX = 64  # of a name, with those of the names it stands for
 TAKEN = frozenset(  # names that `from_config` and the layout class use themselves
     [
         "cls",
@@ -158,8 +158,6 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
         yield refuse(spec.name, "would hide the module of that name", "layout")
     if spec.kind == "layout" and keyword.iskeyword(spec.name.text):
         yield refuse(spec.name, "is a word of Python", "layout")
-    if len(spec.name.text) > NAME_LENGTH_MAX:
-        yield refuse(spec.name, f"is longer than {NAME_LENGTH_MAX} letters", spec.kind)
     sets = spec.layers.sets if spec.layers is not None else ()
     valued = (*spec.parameters, *spec.lets, *sets)
     made = _made_names(spec)
@@ -169,6 +167,8 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
             yield refuse(item.name, "is a word of Python", item.path)
         elif name in WORDS_OF_THE_LANGUAGE and item in valued:
             yield refuse(item.name, "is a word of the language", item.path)
+        elif name == "l" and item in valued:
+            yield refuse(item.name, "is easily read as 1", item.path)
         elif name in TAKEN and item in valued:
             yield refuse(item.name, "has a meaning in the generated module", item.path)
         elif item in valued and (path := made.get(name)):
@@ -584,6 +584,33 @@ def check_cases(spec: Spec, scope: Scope) -> Iterator[Problem]:
                 yield Problem("KV247", message, Label(span), path=f"{item.path}[{position}]")
 
 
+def check_number_of_cases(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV247: cases of cases do not multiply beyond what anybody can look through."""
+    formats = {item.name.text: item for item in spec.formats}
+    spaces = {item.name.text: item for item in spec.spaces}
+    below = {name: [case.use.text for case in item.cases] for name, item in formats.items()}
+    above = {
+        name: [str(case.use.parent) for case in item.cases if isinstance(case.use, Derived)]
+        for name, item in spaces.items()
+    }
+    for items, edges in ((formats, below), (spaces, above)):
+        counts: dict[str, int] = {}
+        for name, item in items.items():
+            if _count_cases(name, edges, counts) > CASES_MAX:
+                message = f"`{name}` stands for more than {CASES_MAX} cases, those of its parts multiplied"
+                yield Problem("KV247", message, Label(item.name.span), path=item.path)
+                break
+
+
+def _count_cases(name: str, edges: dict[str, list[str]], counts: dict[str, int]) -> int:
+    """Cases that a name comes to when those of its parts are written out, up to one more than there may be."""
+    if name not in counts:
+        counts[name] = 1  # for a circle, which is a problem of its own
+        parts = edges.get(name, [])
+        counts[name] = min(CASES_MAX + 1, max(1, sum(_count_cases(part, edges, counts) for part in parts)))
+    return counts[name]
+
+
 def check_case_types(spec: Spec, scope: Scope) -> Iterator[Problem]:
     """Types of the `when` of spaces and formats. Those of sets are typed with the names."""
     problems: list[Problem] = []
@@ -655,7 +682,7 @@ def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place, nam
             yield Problem("KV248", message, Label(derived.divisor.span), help=help, path=f"{place.path}.slot")
         elif kind is not None:
             folded = scope.fold(derived.divisor)
-            parents = page_sizes(spec, scope, derived.parent.text, (name,)) or set()
+            parents = page_sizes(spec, scope, derived.parent.text) or set()
             for page in sorted(size for size in parents if size is not None):
                 if isinstance(folded, Literal) and page % int(folded.value):
                     message = f"a page of `{derived.parent}` has {page} slots, which {folded.value} does not divide"
@@ -711,7 +738,7 @@ def _check_block(spec: Spec, scope: Scope, buffer: Buffer) -> Iterator[Problem]:
         block = scope.fold(buffer.block)
     except FoldError:
         return
-    for page in sorted(size for size in page_sizes(spec, scope, buffer.space.text, ()) or () if size is not None):
+    for page in sorted(size for size in page_sizes(spec, scope, buffer.space.text) or () if size is not None):
         if isinstance(block, Literal) and type(block.value) is int and block.value > 0 and page % block.value:
             message = f"a page of `{buffer.space}` has {page} slots, which blocks of {block.value} do not fill"
             yield Problem("KV249", message, Label(buffer.block.span), path=f"{buffer.path}.block")
@@ -734,17 +761,46 @@ def check_pages(spec: Spec, scope: Scope) -> Iterator[Problem]:
             continue  # reported with the buffer
         for name in sorted(_targets(formats, buffer.format.text)):
             if slots is not None and slots.known != 0 and fields_of(scope, formats[name]):
-                resolve_page(scope, formats[name], slots, problems)
+                page = resolve_page(scope, formats[name], slots, problems)
+                problems += [] if page is None else _check_align(scope, buffer, page)
     yield from problems
 
 
-def _targets(formats: dict[str, Format], name: str, seen: frozenset[str] = frozenset()) -> set[str]:
+def _check_align(scope: Scope, buffer: Buffer, page: Page) -> Iterator[Problem]:
+    """KV249: pages that are moved apart still keep every element aligned to its size."""
+    try:
+        align = None if buffer.align is None else scope.fold(buffer.align)
+    except FoldError:
+        return
+    known = page.page_bytes.known
+    if known is None or not isinstance(align, Literal) or type(align.value) is not int or align.value < 2:
+        return
+    stride = -(-known // align.value) * align.value
+    for field in page.fields:
+        size = DTYPES.get(field.dtype, 8) // 8
+        if size > 1 and stride % size:
+            message = f"pages of `{page.format}` {stride} bytes apart do not keep `{field.name}` aligned"
+            notes = (f"{field.dtype} has {size} bytes",)
+            help = f"align to a multiple of {size}"
+            path = f"{buffer.path}.align"
+            yield Problem("KV249", message, Label(align.span), notes=notes, help=help, path=path)
+            return
+
+
+def _targets(formats: dict[str, Format], name: str) -> set[str]:
     """The formats with fields that a name stands for."""
-    if name not in formats or name in seen:
-        return set()
-    if not formats[name].cases:
-        return {name}
-    return {found for case in formats[name].cases for found in _targets(formats, case.use.text, seen | {name})}
+    found: set[str] = set()
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        name = waiting.pop()
+        if name not in formats or name in seen:
+            continue
+        seen.add(name)
+        if not formats[name].cases:
+            found.add(name)
+        waiting += [case.use.text for case in formats[name].cases]
+    return found
 
 
 def check_operations(spec: Spec, scope: Scope) -> Iterator[Problem]:
@@ -845,6 +901,7 @@ CHECKS: tuple[Callable[[Spec, Scope], Iterator[Problem]], ...] = (
     check_needs,
     check_requires,
     check_cases,
+    check_number_of_cases,
     check_case_types,
     check_spaces,
     check_buffers,

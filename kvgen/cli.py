@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
+import io
 import json
 import os
 import re
@@ -39,6 +41,7 @@ CODES = {
     "KV401": "a config that the layout refuses",
     "KV402": "two specs that write the same file",
     "KV403": "a fragment where a layout is needed",
+    "KV404": "memory that does not hold even the reserved pages (a warning)",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read or written",
     "KV499": "a fault of kvgen itself",
@@ -94,10 +97,13 @@ def _fault(error: Exception) -> Problem:
 
 def main_entry() -> NoReturn:
     """The console script. What it prints is UTF-8 with line feeds, whatever the locale."""
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     try:
-        status = main(sys.argv[1:], sys.stdin.buffer, sys.stdout, sys.stderr)
-        sys.stdout.flush()
+        stdin = sys.stdin.buffer if sys.stdin is not None else io.BytesIO()
+        stdout, stderr = (stream or io.StringIO() for stream in (sys.stdout, sys.stderr))
+        status = main(sys.argv[1:], stdin, stdout, stderr)
+        stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 2
@@ -277,6 +283,11 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
     module = compiled.namespace
     if memory is not None:
         tokens = module.max_tokens(layout, memory, requests)
+        if module.bytes_for(layout, 0, requests) > memory:
+            message = f"`{printable(arguments.memory)}` does not hold what is fixed, not to speak of tokens"
+            warning = Problem("KV404", message, Label(NOWHERE), severity=Severity.WARNING)
+            if arguments.format != "json":
+                _report([warning], {}, arguments.format, stdout, stderr)
     unbounded = tokens == module.UNBOUNDED
     tokens = 0 if unbounded else tokens
     try:
@@ -463,6 +474,8 @@ def size_in_bytes(text: str) -> int:
 def _current(path: Path) -> str | None:
     """The text of a file, None where there is none."""
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "not a regular file")
         return path.read_bytes().decode("utf-8", "replace")
     except FileNotFoundError:
         return None

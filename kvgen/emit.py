@@ -151,8 +151,6 @@ class _Viewer:
         checks = tuple(self.buffer_checks())
         buffers = exploded(tuple(self.buffer(buffer) for buffer in layout.buffers))
         functions = tuple(self.page_functions())
-        if any(not field.bits.known for page in layout.pages for field in page.fields):
-            self.used.add("item_bytes")
         draft = self.printer.code(layout.draft)
         body = num_body(self.printer)
         total = body if flat(draft) == "0" else chain("+", body, draft)
@@ -211,7 +209,9 @@ class _Viewer:
             kinds=KindsView(
                 **{name: name in self.used for name in KindsView.__dataclass_fields__}  # type: ignore[arg-type]
             ),
-            has_item_bytes="item_bytes" in self.used,
+            has_item_bytes=self.has_align
+            or any(field.bits.known is None for page in layout.pages for field in page.fields),
+            item_bytes=item_bytes(),
             has_init=self.has_init,
             has_split=self.has_split,
             has_align=self.has_align,
@@ -231,6 +231,8 @@ class _Viewer:
     def imports(self, reads: tuple[str, ...], constants: tuple[ConstantPageView, ...]) -> Iterator[str]:
         derived = any(True for _ in self.derived_spaces())
         yield from ("import difflib", "import hashlib", "import json", "import math", "import os")
+        if "ratio" in self.used:
+            yield "import re"
         yield "from collections.abc import Callable, Iterable, Mapping"
         yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"
         yield "from fractions import Fraction"
@@ -289,7 +291,7 @@ class _Viewer:
         stride = [tuple_or_one([stride_code(piece.stride) for piece in pieces]) for pieces in field.pieces]
         items += keywords(offset=size_code(in_bytes(field.offset)), shape=numbers(shape), stride=numbers(stride))
         if field.quant is not None:
-            items.append(Keyword("rounding", Raw(quoted(rounding(field)))))
+            items.append(Keyword("rounding", Words(rounding(field))))
         if field.init is not None:
             items.append(Keyword("init", Raw(quoted(field.init))))
         return call("Field", *items)
@@ -398,6 +400,13 @@ class _Viewer:
     def kind(self, item: Parameter) -> Code:
         """The reader of a parameter's values."""
         if item.equals is not None:
+            if item.kind == "ratio":
+                self.used.add("ratio")
+                return call("_ratio", value(Fraction(item.equals)), value(Fraction(item.equals)))
+            if item.kind == "list" and item.values is not None:
+                raw_of = {named: given for given, named in item.values}
+                self.used.add("exactly")
+                return call("_exactly", value(tuple(raw_of.get(word, word) for word in item.equals)))
             raw = [given for given, named in item.values or () if named == item.equals and given != named]
             if raw:
                 return self.element(replace(item, values=tuple((given, item.equals) for given in raw)))
@@ -775,6 +784,12 @@ def held_layers(body: Code) -> str:
     return statement("held = ", layers, IN_FROM_CONFIG)
 
 
+def item_bytes() -> str:
+    """Bytes of an element of each dtype; what two e2m1 values share for those."""
+    items = tuple(Raw(f"{quoted(name)}: {max(1, bits // BYTE)}") for name, bits in sorted(DTYPES.items()))
+    return statement("ITEM_BYTES = ", Group("{", items, "}"), 0)
+
+
 def header_file(name: str) -> str:
     """A file name that is safe in a comment."""
     safe = "".join(letter if letter.isprintable() and letter.isascii() else "_" for letter in name)
@@ -825,7 +840,8 @@ def rounding(field: FieldLayout) -> str:
     assert quant is not None
     if quant.scale == "none":
         return "saturating cast"
-    parts = [f"scale {quant.scale}", quant.rounding, quant.code]
+    blocks = f" for blocks of {' x '.join(quant.blocks)}" if quant.blocks else ""
+    parts = [f"scale {quant.scale}{blocks}", quant.rounding, quant.code]
     if quant.outer:
         parts.append("outer given")
     if quant.floor != "0":

@@ -24,7 +24,7 @@ from kvgen.problems import Label, Problem, Severity, Span
 from kvgen.scope import Scope, scope_of
 from kvgen.size import Size
 from kvgen.source import Entry, Mapping, Node, plain
-from kvgen.spec import Expectation, Format, Parameter, Spec, is_plain_path
+from kvgen.spec import Expectation, Format, Parameter, Spec, exact_ratio, is_plain_path
 from kvgen.types import DTYPES, suggest
 
 CODES = {
@@ -169,7 +169,7 @@ class _Layout(_Proof):
         except self.module.LayoutError as error:
             if wanted is None:
                 message = f"the config or a choice is refused: {error.problems[0]}"
-                self.report("KV304", message, self.expectation.span, notes=tuple(error.problems))
+                self.report("KV304", message, self.expectation.span, notes=tuple(error.problems[1:]))
             elif str(plain(wanted.value)) not in str(error):
                 self.report("KV303", "the error says something else", wanted.value.span, notes=tuple(error.problems))
             return
@@ -448,10 +448,7 @@ class _Fragment(_Proof):
 def _exact(value: object, parameter: Parameter | None) -> object:
     """A given value as the reader takes it: lists stay lists, a ratio in a text is exact."""
     if parameter is not None and parameter.kind == "ratio" and isinstance(value, str):
-        try:
-            return Fraction(value)
-        except (ValueError, ZeroDivisionError):
-            return value
+        return exact_ratio(value)
     return value
 
 

@@ -15,7 +15,7 @@ from kvgen.layout import BufferLayout, DerivedSpace, Layout, LetLayout, RootSpac
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.size import Size
 from kvgen.space import Rate
-from kvgen.spec import Case
+from kvgen.spec import Case, Parameter
 
 WIDTH = 100
 
@@ -23,7 +23,7 @@ WIDTH = 100
 def explain(layout: Layout, module: ModuleType | None = None, resolved: Any = None) -> str:
     """The layout as text in at most 100 columns; for one model and deployment where `resolved` is given."""
     fingerprint = resolved.fingerprint if resolved is not None else layout.fingerprint
-    lines = [f"{layout.name}  {fingerprint}", *_wrap(layout.doc, ""), ""]
+    lines = [f"{layout.name}, fingerprint {fingerprint}", *_wrap(layout.doc, ""), ""]
     if resolved is None:
         lines += _rules(layout)
         for page in layout.pages:
@@ -40,7 +40,7 @@ def explain(layout: Layout, module: ModuleType | None = None, resolved: Any = No
 def _resolved_page(page: Any) -> Iterator[str]:
     """A page whose numbers load time decided: each field with its shape and strides in bytes, slot axis first."""
     split = ", a tensor for each plane" if getattr(page, "split", False) else ""
-    slots = f"{page.slots} slot{'' if page.slots == 1 else 's'}"
+    slots = f"{page.slots} slot{_s(page.slots)}"
     yield f"{page.format}: a page of {slots} is {shown(page.page_bytes)} bytes{split}"
     width = max(len(field.name) for field in page.fields)
     for field in page.fields:
@@ -57,6 +57,12 @@ def _tuple(items: Any) -> str:
 
 
 def _rules(layout: Layout) -> Iterator[str]:
+    for section, title in (("config", "read from a config"), ("choices", "choices")):
+        rows = [item for item in layout.parameters if item.section == section]
+        if rows:
+            yield title
+        for item in rows:
+            yield from _wrap(f"{item.name}: {parameter_text(item)}", "  ")
     yield "rules"
     for name, when, text in _rule_rows(layout):
         yield from _wrap(f"{name}{when}: {text}", "  ")
@@ -71,6 +77,28 @@ def _rules(layout: Layout) -> Iterator[str]:
         for case in buffer.pages:
             if len(buffer.pages) > 1:
                 yield from _wrap(f"{case.use.format}{_when(case, buffer.pages)}", "    ")
+
+
+def parameter_text(item: Parameter) -> str:
+    """What a parameter may be, and what it is where nothing is said."""
+    if item.equals is not None:
+        text = f"must be {shown(item.equals)}"
+    elif item.values is not None:
+        text = f"{'a list of ' if item.kind == 'list' else ''}{' | '.join(str(named) for _, named in item.values)}"
+    else:
+        text = {"list": "a list of ints", "text": "a text"}.get(item.kind, f"{item.kind}")
+    if item.letters is not None:
+        text = f"a text of the letters {item.letters}"
+    if item.minimum is not None:
+        text += f", at least {item.minimum}"
+    if item.maximum is not None:
+        text += f", at most {item.maximum}"
+    sources = [show(source) for source in item.sources]
+    if sources and sources != [item.name.text]:
+        text += f", from {' or '.join(sources)}"
+    if item.has_default:
+        text += f", default {shown(item.default)}"
+    return f"{text}, or absent" if item.optional else text
 
 
 def _rule_rows(layout: Layout) -> Iterator[tuple[str, str, str]]:
@@ -128,8 +156,8 @@ def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
         per_request = getattr(space, "slots_per_request", 0)
         request = f" and {shown(per_request)} per request" if per_request else ""
         yield (
-            f"  {space.name}: {shown(space.slots_per_token)} slots per token{request}, "
-            f"pages of {space.page_size} slots, {space.reserved_pages} reserved"
+            f"  {space.name}: {shown(space.slots_per_token)} slot{_s(space.slots_per_token)} per token{request}, "
+            f"pages of {space.page_size} slot{_s(space.page_size)}, {space.reserved_pages} reserved"
         )
     yield "buffers"
     for buffer in resolved.buffers:
@@ -140,11 +168,16 @@ def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
             for form, slots, size, slot in sorted(pages, key=str)
         )
         yield from _wrap(f"{buffer.name}: {forms}, in {buffer.space.name}{memory}", "  ")
-        count = f"{len(buffer.layers)} layer{'' if len(buffer.layers) == 1 else 's'}"
+        count = f"{len(buffer.layers)} layer{_s(len(buffer.layers))}"
         yield from _wrap(f"{count}: {runs(buffer.layers)}", "    ")
         yield f"    {shown(buffer.bytes_per_token)} bytes per token"
     if module is not None:
         yield f"bytes per token {shown(module.cell_size(resolved))}, fixed {shown(module.bytes_for(resolved, 0))}"
+
+
+def _s(count: object) -> str:
+    """The ending of a word that is counted."""
+    return "" if count == 1 else "s"
 
 
 def runs(layers: tuple[int, ...]) -> str:
@@ -176,11 +209,14 @@ def _wrap(text: str, margin: str) -> list[str]:
 
 
 def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any = None) -> dict[str, Any]:
-    """The same as plain data; sizes that load time decides are formulas in text."""
+    """The same as plain data; what load time decides is a formula in text, or a number where a config is given."""
     found: dict[str, Any] = {
         "layout": layout.name,
         "doc": layout.doc,
         "fingerprint": resolved.fingerprint if resolved is not None else layout.fingerprint,
+        "parameters": [
+            {"name": item.name.text, "section": item.section, "is": parameter_text(item)} for item in layout.parameters
+        ],
         "rules": [{"name": name, "when": when.strip(), "is": text} for name, when, text in _rule_rows(layout)],
         "spaces": [
             {"name": space.name, "cases": [{"when": when.strip(), "is": text} for when, text in _space_rows(space)]}
@@ -195,9 +231,35 @@ def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any
             "config_used": {name: plain(value) for name, value in resolved.config_used.items()},
             "defaults_used": {name: plain(value) for name, value in resolved.defaults_used.items()},
             "bytes_per_token": plain(module.cell_size(resolved)),
+            "fixed_bytes": module.bytes_for(resolved, 0),
+            "pages": [
+                _resolved_page_json(page)
+                for page in dict.fromkeys(page for buffer in resolved.buffers for page in pages_of(buffer))
+            ],
             "buffers": [buffer_as_json(resolved, buffer) for buffer in resolved.buffers],
         }
     return found
+
+
+def _resolved_page_json(page: Any) -> dict[str, Any]:
+    """A page in numbers; the pieces of each axis are innermost first, the slot axis comes first."""
+    return {
+        "format": page.format,
+        "slots": page.slots,
+        "page_bytes": page.page_bytes,
+        "split": getattr(page, "split", False),
+        "fields": [
+            {
+                "name": field.name,
+                "dtype": field.dtype,
+                "offset": field.offset,
+                "shape": [plain(axis) if isinstance(axis, tuple) else [axis] for axis in field.shape],
+                "stride": [plain(axis) if isinstance(axis, tuple) else [plain(axis)] for axis in field.stride],
+                "rounding": field.rounding,
+            }
+            for field in page.fields
+        ],
+    }
 
 
 def _buffer_json(buffer: BufferLayout) -> dict[str, Any]:

@@ -311,6 +311,8 @@ class _Parser:
         help = None
         if token.text == "not" and self.at and self.tokens[min(self.at + 1, len(self.tokens) - 1)].text == "in":
             help = "write `not a in b`"
+        elif token.text == "[":
+            help = "expressions have no lists of their own; read one from the config, or compare with `or`"
         elif token.text in COMPARISONS:
             help = "comparisons do not chain; join two with `and`"
         return _Refusal(token.start, token.end, f"`{token.text}` stands where {wanted} was expected", help)

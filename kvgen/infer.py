@@ -55,7 +55,10 @@ class Typing:
         kind = self.of(expr, place)
         if kind is None or isinstance(kind, wanted) or (wanted is Ratio and isinstance(kind, Int)):
             return kind
-        self.report("KV212", f"expected {_NAMES[wanted]}, found {kind}", expr)
+        help = None
+        if wanted is Bool and isinstance(kind, ListOf) and "layer" in place.words:
+            help = f"write `layer in {show(expr)}`"
+        self.report("KV212", f"expected {_NAMES[wanted]}, found {kind}", expr, help)
         return None
 
     def of(self, expr: Expr, place: Place) -> Type | None:

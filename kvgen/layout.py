@@ -333,7 +333,7 @@ class _Resolver:
         cases = []
         for case in with_otherwise(self.scope, live_cases(self.scope, space.cases)):
             cases.append(replace(case, when=self.taken(case.when), use=self.space_form(case.use)))
-        sizes = page_sizes(self.spec, self.scope, space.name.text, ())
+        sizes = page_sizes(self.spec, self.scope, space.name.text)
         known = sizes.pop() if sizes is not None and len(sizes) == 1 else None
         return SpaceLayout(name=space.name.text, origin=space.path, cases=tuple(cases), page_size=known)
 
@@ -412,7 +412,7 @@ def page_names(page: Page) -> tuple[str, ...]:
     sizes += [local.at_least for local in page.locals]
     made = {local.name for local in page.locals}
     for field in page.fields:
-        found |= {field.dtype} if not field.bits.known else set()
+        found |= {field.dtype} - set(DTYPES)
         sizes += [field.offset, field.bits, *field.shape]
         sizes += [size for pieces in field.pieces for piece in pieces for size in (piece.extent, piece.stride)]
     for size in sizes:

@@ -9,7 +9,7 @@ every element is aligned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -81,6 +81,7 @@ class QuantLayout:
     """How a store makes codes from values; see the quantisation keys of the language."""
 
     scale: str
+    blocks: tuple[str, ...]  # of each axis of the codes: how many share a scale, "all" for the whole axis
     outer: bool
     floor: str
     rounding: str
@@ -362,6 +363,9 @@ class _Resolver:
         if name in DTYPES:
             return name, Size.of(DTYPES[name])
         entity = self.scope.entities.get(name)
+        if entity is not None and entity.value is not None and entity.value.value in DTYPES:
+            name = str(entity.value.value)
+            return name, Size.of(DTYPES[name])
         words = entity.type.words if entity is not None and isinstance(entity.type, Text) else None
         odd = [word for word in words or () if word not in DTYPES]
         if words is None or odd:
@@ -688,7 +692,7 @@ class _Resolver:
                 )
                 or (PieceLayout(low=1, extent=Size.of(1), stride=nbits),)
             )
-        quant = field.quant and self.quantisation(field.quant)
+        quant = field.quant and self.quantisation(field, field.quant)
         return FieldLayout(
             name=field.name.text,
             origin=field.path,
@@ -704,17 +708,32 @@ class _Resolver:
             init=self.initial(field, dtype),
         )
 
-    def quantisation(self, quant: Quant) -> QuantLayout:
+    def quantisation(self, field: Field, quant: Quant) -> QuantLayout:
         """As the spec says; an e8m0 scale is a power of two whatever it says."""
         scale = self.fields.get(quant.scale.text)
         powers = scale is not None and scale.dtype.text == "e8m0"
         return QuantLayout(
             scale=quant.scale.text,
+            blocks=() if scale is None else tuple(self.blocks(field, scale)),
             outer=quant.outer,
             floor=str(quant.floor),
             rounding="pow2" if powers else quant.rounding,
             code=quant.code,
         )
+
+    def blocks(self, field: Field, scale: Field) -> Iterator[str]:
+        """For each axis of the codes, the values that share an element of the scale."""
+        left = list(scale.axes)
+        for axis in field.axes:
+            own = next((other for other in left if axis.name and other.extent == axis.extent), None)
+            if own is None:
+                yield "all"
+                continue
+            left.remove(own)
+            fine, coarse = (
+                1 if part.coarse is None else self.number(part.coarse, "the divisor of an axis") for part in (axis, own)
+            )
+            yield str(coarse // fine)
 
     # -- rules
 

@@ -22,6 +22,8 @@ from kvgen.types import PARAMETER_MAX, Bool, Int, ListOf, Ratio, Text, Type, sig
 
 CODES = {"KV218": "names defined in terms of each other"}
 
+DEPTH_MAX = 100  # of names that each need the next
+
 
 @dataclass(frozen=True)
 class Entity:
@@ -83,6 +85,8 @@ class Scope:
             case Binary(operator="==" | "!=", left=a, right=b) if (expr.operator == "==") == holds:
                 yield ("<=", a, b)
                 yield ("<=", b, a)
+            case Binary(operator="==" | "!=", left=Call(function="len") as length, right=Literal(value=0) as zero):
+                yield ("<", zero, length)  # not 0, and never below
             case Call(function="has") if holds:
                 yield ("has", expr.arguments[0], None)
             case Name():
@@ -223,28 +227,33 @@ def _expressions(item: Let | LayerSet) -> Iterator[Expr]:
         yield case.use
 
 
-def names_of_format(spec: Spec, name: str, seen: frozenset[str] = frozenset()) -> set[str]:
+def names_of_format(spec: Spec, name: str) -> set[str]:
     """What the bytes of a format depend on: names of its axes, dtypes and pieces, or of all its cases."""
-    format = next((item for item in spec.formats if item.name.text == name), None)
-    if format is None or name in seen:
-        return set()
-    seen = seen | {name}
+    formats = {item.name.text: item for item in spec.formats}
     found: set[str] = set()
-    for case in format.cases:
-        found |= names(case.when) if case.when is not None else set()
-        found |= names_of_format(spec, case.use.text, seen)
-    if format.same_fields_as is not None:
-        found |= names_of_format(spec, format.same_fields_as.text, seen)
-    for item in format.fields:
-        found.add(item.dtype.text)
-        for axis in item.axes:
-            found |= names(axis.extent) | (names(axis.coarse) if axis.coarse is not None else set())
+    seen: set[str] = set()
+    waiting = [name]
+    while waiting:
+        format = formats.get(waiting.pop())
+        if format is None or format.name.text in seen:
+            continue
+        seen.add(format.name.text)
+        for case in format.cases:
+            found |= names(case.when) if case.when is not None else set()
+            waiting.append(case.use.text)
+        if format.same_fields_as is not None:
+            waiting.append(format.same_fields_as.text)
+        for item in format.fields:
+            found.add(item.dtype.text)
+            for axis in item.axes:
+                found |= names(axis.extent) | (names(axis.coarse) if axis.coarse is not None else set())
     return found
 
 
 def _sorted_by_need(spec: Spec, definitions: Mapping[str, Let | LayerSet], problems: list[Problem]) -> list[str]:
     """Names in an order in which each stands after those it mentions. A cycle is a problem, and is left out."""
     done: dict[str, bool] = {}
+    depths: dict[str, int] = {}  # names that each need the next, on the longest way down
     order: list[str] = []
 
     def visit(name: str, trail: tuple[str, ...]) -> bool:
@@ -263,17 +272,19 @@ def _sorted_by_need(spec: Spec, definitions: Mapping[str, Let | LayerSet], probl
                 )
             )
             return False
-        if len(trail) > 100:
-            item = definitions[name]
-            problems.append(
-                Problem("KV218", "more than 100 names that each need the next", Label(item.name.span), path=item.path)
-            )
-            done[name] = False
-            return False
+        if len(trail) > DEPTH_MAX:
+            return False  # the first of them is told
         mentioned = {part for expr in _expressions(definitions[name]) for part in names(expr)}
         for part in sorted(mentioned - set(definitions)):
             mentioned |= names_of_format(spec, part)
         visited = [visit(part, (*trail, name)) for part in sorted(mentioned) if part in definitions]
+        depths[name] = 1 + max((depths.get(part, 0) for part in mentioned), default=0)
+        if depths[name] > DEPTH_MAX or (len(trail) == DEPTH_MAX and not all(visited)):
+            item = definitions[name]
+            if not any(problem.code == "KV218" for problem in problems):
+                message = f"more than {DEPTH_MAX} names that each need the next"
+                problems.append(Problem("KV218", message, Label(item.name.span), path=item.path))
+            visited.append(False)
         done_here = all(visited)  # every one is visited, so that every circle is found
         done[name] = done_here
         if done_here:

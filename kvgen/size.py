@@ -12,7 +12,7 @@ from math import gcd, prod
 
 from kvgen.problems import InternalError
 
-MAX_TERMS = 64
+MAX_TERMS = 32
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from kvgen.expr import Binary, Expr, Literal, Name, names
 from kvgen.problems import Span
 from kvgen.scope import Scope
 from kvgen.size import Size
-from kvgen.spec import Buffer, Root, Spec
+from kvgen.spec import Buffer, Derived, Root, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,34 +31,49 @@ def page_slots(spec: Spec, scope: Scope, buffer: Buffer) -> Size | None:
     if buffer.block is not None:
         block = scope.fold(buffer.block)
         return Size.of(block.value) if isinstance(block, Literal) and type(block.value) is int else Size.of("slots")
-    found = page_sizes(spec, scope, buffer.space.text, ())
+    found = page_sizes(spec, scope, buffer.space.text)
     if found is None:
         return None
     return Size.of(found.pop()) if len(found) == 1 and None not in found else Size.of("slots")  # type: ignore[arg-type]
 
 
-def page_sizes(spec: Spec, scope: Scope, name: str, trail: tuple[str, ...]) -> set[int | None] | None:
-    """The slots per page a space can have; None among them where it is not known at build."""
-    space = next((item for item in spec.spaces if item.name.text == name), None)
-    if space is None or name in trail:
-        return None
-    sizes: set[int | None] = set()
-    for case in space.cases:
-        if isinstance(case.use, Root):
-            page = scope.fold(case.use.page)
-            sizes.add(page.value if isinstance(page, Literal) and type(page.value) is int else None)
-            continue
-        parents = page_sizes(spec, scope, case.use.parent.text, (*trail, name))
+def page_sizes(spec: Spec, scope: Scope, name: str) -> set[int | None] | None:
+    """The slots per page a space can have; None among them where it is not known at build.
+
+    None where the space, or one it rests on, is unknown or leads back to itself.
+    """
+    spaces = {item.name.text: item for item in spec.spaces}
+    found: dict[str, set[int | None] | None] = {}
+
+    def visit(name: str) -> set[int | None] | None:
+        if name in found or name not in spaces:
+            return found.get(name)
+        found[name] = None  # until it is known, so that a circle ends
+        sizes: set[int | None] = set()
+        for case in spaces[name].cases:
+            own = _known_page(scope, case.use.page) if isinstance(case.use, Root) else _derived_pages(case.use)
+            if own is None:
+                return None
+            sizes |= own
+        found[name] = sizes
+        return sizes
+
+    def _derived_pages(use: Derived) -> set[int | None] | None:
+        parents = visit(use.parent.text)
         if parents is None:
             return None
-        divisor = 1 if case.use.divisor is None else scope.fold(case.use.divisor)
-        number = divisor.value if isinstance(divisor, Literal) else divisor
-        for parent in parents:
-            if parent is None or not isinstance(number, int):
-                sizes.add(number if case.use.operator == "%" and isinstance(number, int) else None)
-            else:
-                sizes.add(number if case.use.operator == "%" else parent // number)
-    return sizes
+        divisor = None if use.divisor is None else scope.fold(use.divisor)
+        number = 1 if divisor is None else divisor.value if isinstance(divisor, Literal) else None
+        if use.operator == "%" or not isinstance(number, int):
+            return {number if isinstance(number, int) else None}
+        return {None if parent is None else parent // number for parent in parents}
+
+    return visit(name)
+
+
+def _known_page(scope: Scope, page: Expr) -> set[int | None]:
+    folded = scope.fold(page)
+    return {folded.value if isinstance(folded, Literal) and type(folded.value) is int else None}
 
 
 def affine(scope: Scope, expr: Expr) -> dict[str, Rate] | None:

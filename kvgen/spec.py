@@ -24,7 +24,25 @@ CODES = {
     "KV203": "a field type that does not parse",
     "KV204": "a piece, part or slot formula that does not parse",
     "KV205": "a part of the language that is not supported yet",
+    "KV206": "more of something than a layout can have",
 }
+
+LIMITS = {  # entries of a section; far more than any layout has, and few enough for every pass to stay quick
+    "include": 16,
+    "needs": 64,
+    "config": 128,
+    "choices": 32,
+    "let": 256,
+    "require": 128,
+    "spaces": 32,
+    "formats": 128,
+    "buffers": 64,
+    "operations": 128,
+    "expect": 512,
+}
+MAX_SETS = 64
+MAX_CASES = 16
+MAX_PAGE_ITEMS = 64
 
 Value = int | Fraction | bool | str | None
 T = TypeVar("T")
@@ -328,6 +346,11 @@ def _load_fragment(
     return fragment
 
 
+def exact_ratio(text: str) -> Fraction | str:
+    """`1/2` as a fraction; any other text as it is."""
+    return Fraction(text) if re.fullmatch(r"\d{1,18}/[1-9]\d{0,17}", text, re.ASCII) else text
+
+
 def is_plain_path(path: str) -> bool:
     """Whether `path` is relative, leads no higher, and has no odd characters."""
     parts = path.split("/")
@@ -348,6 +371,10 @@ class _Builder:
 
     def spec(self) -> Spec | None:
         before = len(self.problems)
+        for section, limit in LIMITS.items():
+            node = self.root.get(section)
+            if isinstance(node, (Mapping, Sequence)) and not self._few(node, limit, f"entries of `{section}`", section):
+                return None
         kind = next(kind for kind in ("layout", "fragment", "contract") if self.root.get(kind))
         name = self._ident(self.root.get(kind))
         if kind == "contract":
@@ -418,6 +445,14 @@ class _Builder:
     def _report(self, code: str, message: str, span: Span, path: str, help: str | None = None) -> None:
         self.problems.append(Problem(code, message, Label(span), help=help, path=path))
 
+    def _few(self, node: Mapping | Sequence, limit: int, what: str, path: str) -> bool:
+        """Whether there are no more than `limit`; a problem at the first that is too many."""
+        if len(node) <= limit:
+            return True
+        first = node.entries[limit].key.span if isinstance(node, Mapping) else node.items[limit].span
+        self._report("KV206", f"{len(node)} {what}; the limit is {limit}", first, path)
+        return False
+
     def _unsupported(self, span: Span, what: str) -> None:
         verb = "is" if what.startswith("`") else "are"
         self._report("KV205", f"{what} {verb} not supported yet", span, "")
@@ -425,6 +460,8 @@ class _Builder:
     def _cases(self, node: Node, path: str, build: Callable[[Node, str], T]) -> tuple[Case[T], ...]:
         if not isinstance(node, Sequence):
             return (Case(when=None, use=build(node, path), span=node.span),)
+        if not self._few(node, MAX_CASES, "cases", path):
+            return ()
         cases = []
         for position, item in enumerate(node.items):
             assert isinstance(item, Mapping)
@@ -501,8 +538,8 @@ class _Builder:
     def _value(node: Node, kind: str) -> Value:
         """A literal value; the ratio `1/2` is exact. Judged against the parameter's type in check.py."""
         value = plain(node)
-        if kind == "ratio" and isinstance(value, str) and re.fullmatch(r"\d{1,18}/[1-9]\d{0,17}", value, re.ASCII):
-            return Fraction(value)
+        if kind == "ratio" and isinstance(value, str):
+            value = exact_ratio(value)
         return tuple(value) if isinstance(value, list) else value  # type: ignore[return-value]
 
     def _requires(self) -> list[Require]:
@@ -525,6 +562,8 @@ class _Builder:
         if not isinstance(node, Mapping):
             return None
         sets = node.get("sets")
+        if isinstance(sets, Mapping) and not self._few(sets, MAX_SETS, "layer sets", "layers.sets"):
+            return None
         return Layers(
             body=self._expr(node.get("body"), "layers.body"),
             draft=self._optional(node, "draft", "layers"),
@@ -576,6 +615,10 @@ class _Builder:
             cases = self._cases(entry.value, path, lambda node, _: self._ident(node))
             return Format(name=name, fields=(), same_fields_as=None, page=(), cases=cases, path=path)
         assert isinstance(entry.value, Mapping)
+        for key in ("fields", "page"):
+            part = entry.value.get(key)
+            if isinstance(part, (Mapping, Sequence)):
+                self._few(part, MAX_PAGE_ITEMS, f"entries of `{key}`", f"{path}.{key}")
         fields = entry.value.get("fields")
         other = self._ident(fields) if isinstance(fields, Scalar) else None
         return Format(

@@ -20,7 +20,7 @@ DTYPES = {  # name: bits
     "i32": 32,
     "i64": 64,
 }
-MAX_LAYERS = 100_000
+MAX_LAYERS = 10_000
 PARAMETER_MAX = 2**40  # of an int parameter that states no `max`
 MAGNITUDE_MAX = 2**256  # of any number an expression can come to
 FACTORS_MAX = 64  # of a ratio

@@ -126,6 +126,7 @@ class ModuleView:
     word_annotation: str
     kinds: KindsView
     has_item_bytes: bool
+    item_bytes: str
     has_init: bool
     has_split: bool
     has_align: bool

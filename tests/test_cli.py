@@ -744,6 +744,7 @@ def test_budget_document() -> None:
         "total_bytes": fixed + tokens * per_token,
         "host_bytes": 78 * kv_page * (4 * granules + 1),
         "memory_bytes": 80 * 2**30,
+        "fits": True,
         "allocator_rounding_bytes": 78 * (-kv_tensor % step + -index_tensor % step),
         "buffers": [
             {
@@ -867,6 +868,29 @@ def test_text_fits_100_columns(argv: list[str]) -> None:
     assert not re.search(r"[ \t]$", done.out, re.MULTILINE) and done.out.endswith("\n")
 
 
+def test_memory_that_does_not_hold_the_reserved_pages() -> None:
+    """One page of 64 slots of GLM-5.2 in every layer: 64 x 53,940 bytes are reserved, 1 KiB is 3,451,136 short."""
+    words = ("budget", GLM_DSA, "--config", str(CONFIGS / "glm-5.2.json"), "--memory", "1KiB")
+    done = kvgen(*words)
+    assert done.status == 0
+    assert done.err == "warning[KV404]: `1KiB` does not hold what is fixed, not to speak of tokens\n"
+    assert f"  short            {64 * 53940 - 1024:>19,} bytes" in done.out.splitlines()
+    done = kvgen(*words, "--format", "json")
+    assert (done.status, done.err, done.document["tokens"], done.document["fits"]) == (0, "", 0, False)
+
+
+def test_explain_with_a_config_is_in_numbers() -> None:
+    """Keys of 8 heads x 128 values x 2 bytes for 16 slots; x5d cuts the values into vectors of 8 (16 bytes)."""
+    Path("own.json").write_text('{"num_hidden_layers": 2, "num_key_value_heads": 8, "head_dim": 128}')
+    words = ("explain", str(LANGUAGE / "gqa.yaml"), "--config", "own.json", "--set", "kv_order=x5d")
+    (page,) = kvgen(*words, "--format", "json").document["pages"]
+    assert page["slots"] == 16 and page["page_bytes"] == 2 * 16 * 8 * 128 * 2
+    assert page["fields"][0]["shape"] == [[16], [8], [8, 16]]
+    assert page["fields"][0]["stride"] == [[16], [16 * 128 * 2], [2, 16 * 8 * 2]]
+    assert page["fields"][1]["offset"] == 16 * 8 * 128 * 2
+    assert "  k  bf16 at 0, (16, 8, (8, 16)):(16, 4096, (2, 256))" in kvgen(*words).out.splitlines()
+
+
 # explain
 
 
@@ -874,7 +898,7 @@ def test_explain_without_a_config() -> None:
     done = kvgen("explain", GLM_DSA)
     assert (done.status, done.err) == (0, "")
     lines = done.out.splitlines()
-    assert re.fullmatch("glm_dsa  [0-9a-f]{16}", lines[0])
+    assert re.fullmatch("glm_dsa, fingerprint [0-9a-f]{16}", lines[0])
     for expected in (
         "  body: num_layers",
         "  hisparse: host_to_device_ratio > 1",

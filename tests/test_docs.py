@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kvgen
-from kvgen import cases, check, expr, page, source, types
+from kvgen import cases, check, expr, page, source, spec, types
 from kvgen.cli import main
 from kvgen.schema import load_schema
 from kvgen.source import read_source
@@ -235,7 +235,12 @@ def test_limits() -> None:
         f"nested at most {source.MAX_DEPTH} deep",
         f"at most {source.MAX_DIGITS} digits, exponents up to {source.MAX_EXPONENT}",
         f"at most {expr.MAX_CHARACTERS:,} characters, nests at most {expr.MAX_DEPTH} deep",
-        f"at most 64 long ({check.NAME_LENGTH_MAX} of a layout)",
+        f"at most {load_schema()['$defs']['name']['maxLength']} long",
+        f"{spec.LIMITS['let']} lets, {spec.LIMITS['formats']} formats, {spec.LIMITS['buffers']} buffers",
+        f"{spec.MAX_SETS} layer sets, {spec.LIMITS['spaces']} spaces, {spec.MAX_CASES} cases of a name",
+        f"({check.CASES_MAX} with the cases",
+        f"{spec.MAX_PAGE_ITEMS} planes and gaps of a page, {spec.LIMITS['expect']} expectations",
+        f"{types.MAX_LAYERS:,} elements of a list",
         f"between 0 and {types.MAX_LAYERS - 1:,}",
         f"at most {types.MAX_LAYERS:,} layers",
         f"within {types.MAGNITUDE_MAX.bit_length() - 1} bits",

@@ -329,7 +329,7 @@ def with_lists(expr: Expr, values: Mapping[str, object]) -> Expr:
     return expr
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_precedence_and_values_are_those_of_python(seed: int) -> None:
     maker = Maker(seed, is_exact=False)
     differences = 0
@@ -347,7 +347,7 @@ def test_precedence_and_values_are_those_of_python(seed: int) -> None:
     assert differences < 50
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_show_is_read_back_as_the_same(seed: int) -> None:
     """Text of an expression, and of what is left of it when some of its names are known."""
     maker = Maker(seed, is_exact=True)
@@ -565,6 +565,7 @@ LANGUAGE = "the language has + - * / // % == != < <= > >= in and or not if else 
 NULL = "there is no null in expressions; `has(name)` asks whether an optional name is given"
 PLAIN_WORDS = "texts are plain words in single quotes, as in 'full'"
 DECIMAL = "write it plainly, as in 64 or 0.5"
+NO_LISTS = "expressions have no lists of their own; read one from the config, or compare with `or`"
 ALL_FUNCTIONS = "the functions are cdiv, gcd, has, lcm, len, max, min, shard, sizeof"
 
 REFUSALS = [  # text, what is marked, message, help
@@ -635,7 +636,8 @@ REFUSALS = [  # text, what is marked, message, help
     ("a +\u2003b", (3, 4), "`U+2003` is not part of the language", LANGUAGE),
     ("a\u200bb", (1, 2), "`U+200B` is not part of the language", LANGUAGE),
     ("lambda: 1", (6, 7), "`:` is not part of the language", LANGUAGE),
-    ("[1, 2]", (0, 1), "`[` stands where a value was expected", None),
+    ("[1, 2]", (0, 1), "`[` stands where a value was expected", NO_LISTS),
+    ("a in [1]", (5, 6), "`[` stands where a value was expected", NO_LISTS),
     ("'a", (0, 2), "text is not closed", PLAIN_WORDS),
     ('"a', (0, 2), "text is not closed", PLAIN_WORDS),
     ("'a\\'", (0, 4), "text with a quote or backslash in it", PLAIN_WORDS),

@@ -35,6 +35,7 @@ WITHOUT_FILE = {  # codes that no spec file of the corpus can bring about, each 
     "KV401": "a config that the layout refuses",
     "KV402": "two specs that write the same file",
     "KV403": "a fragment where a layout is needed",
+    "KV404": "memory that does not hold even the reserved pages",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read",
     "KV499": "a fault of kvgen itself",

@@ -50,6 +50,10 @@ class Page:
     page_bytes: int  # padding included
     fields: tuple[Field, ...]
 
+    def __post_init__(self) -> None:
+        if self.page_bytes > 2**40:
+            raise LayoutError(f"{self.format}: a page of {self.page_bytes} bytes is larger than 2^40")
+
     @property
     def slot_bytes(self) -> int | Fraction:
         """Bytes of the page for each of its slots, padding included."""
@@ -168,8 +172,8 @@ class CasesLayout:
             read.stop_if_incomplete()
 
             layers = range(num_layers)
-            if len(layers) > 100000:
-                raise LayoutError(f"{len(layers)} layers are more than 100000")
+            if len(layers) > 10000:
+                raise LayoutError(f"{len(layers)} layers are more than 10000")
             end_layer = len(layers) if end_layer is None else end_layer
             read.require(
                 start_layer <= end_layer <= len(layers),
@@ -310,7 +314,8 @@ class _Inputs:
             path = config
             with open(path, encoding="utf-8") as file:
                 try:
-                    config = json.load(file)
+                    text = file.read(2**24 + 1)
+                    config = json.loads(text) if len(text) <= 2**24 else "over 2^24 characters"
                 except (ValueError, RecursionError) as error:
                     raise LayoutError(f"{path} is no JSON: {error}") from None
             if not isinstance(config, dict):
@@ -340,8 +345,9 @@ class _Inputs:
         for source in sources:
             value = self.find(source)
             if value is not None:
-                self.used[source] = _frozen(value)
-                return self.checked(source, kind, value)
+                found = self.checked(source, kind, value)
+                self.used[source] = None if found is None else _frozen(value)
+                return found
         names = [str(source) for source in sources]
         if "default" in default:
             self.defaults[names[0]] = default["default"]
@@ -418,7 +424,12 @@ def _one_of(*words: str) -> Callable:
 def _field(section: object, path: str) -> object:
     """What a mapping or object has at a dotted path, or None."""
     for key in path.split("."):
-        section = section.get(key) if isinstance(section, Mapping) else getattr(section, key, None)
+        if isinstance(section, Mapping):
+            section = section.get(key)
+        elif isinstance(section, (bool, int, float, str, bytes, list, tuple)):
+            return None  # a plain value has no fields, whatever attributes Python gives it
+        else:
+            section = getattr(section, key, None)
     return section
 
 
@@ -437,15 +448,16 @@ def _did_you_mean(word: object, known: Iterable) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _frozen(value: object) -> object:
-    """A value of a config that can be hashed: lists as tuples, anything else that cannot be as text."""
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(item) for item in value)
-    return value if isinstance(value, (bool, int, float, str)) else _shown(value)
+    """A value that can be hashed: a list as a tuple."""
+    return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: object) -> object:
@@ -516,7 +528,10 @@ class CasesPool:
         self.layout = layout
         self.tokens = tokens
         self.requests = requests
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device must be one that torch knows, not {_shown(device)}") from error
         self.backend = backend
         self._allocate = allocate
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
@@ -554,7 +569,9 @@ class CasesPool:
         LookupError for an unknown name and for a layer that does not own the buffer; ValueError for a layer of which
         nothing is held here.
         """
-        found = self._buffers.get((name, layer_id))
+        if type(layer_id) is not int:
+            raise ValueError(f"layer_id must be an integer, not {_shown(layer_id)}")
+        found = self._buffers.get((str(name), layer_id))
         if found is not None:
             return found
         owners = self.layout.layers(name)

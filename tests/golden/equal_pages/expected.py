@@ -31,6 +31,19 @@ from typing import Any, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "4b0ac5b4ceeb6bae"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
+ITEM_BYTES = {
+    "bf16": 2,
+    "e2m1": 1,
+    "e4m3": 1,
+    "e5m2": 1,
+    "e8m0": 1,
+    "f16": 2,
+    "f32": 4,
+    "i32": 4,
+    "i64": 8,
+    "i8": 1,
+    "u8": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,10 @@ class Page:
     page_bytes: int  # padding included
     fields: tuple[Field, ...]
 
+    def __post_init__(self) -> None:
+        if self.page_bytes > 2**40:
+            raise LayoutError(f"{self.format}: a page of {self.page_bytes} bytes is larger than 2^40")
+
     @property
     def slot_bytes(self) -> int | Fraction:
         """Bytes of the page for each of its slots, padding included."""
@@ -70,7 +87,13 @@ class Page:
 
     def aligned(self, multiple: int) -> "Page":
         """The same page at the next multiple of so many bytes after the one before."""
-        return replace(self, page_bytes=-(-self.page_bytes // multiple) * multiple)
+        if multiple == 1:
+            return self
+        page_bytes = -(-self.page_bytes // multiple) * multiple
+        for field in self.fields:
+            if page_bytes % ITEM_BYTES[field.dtype]:
+                raise LayoutError(f"{self.format}: pages {page_bytes} bytes apart do not keep {field.name} aligned")
+        return replace(self, page_bytes=page_bytes)
 
 
 def state_page(slots: int, state_dim: int) -> Page:
@@ -203,8 +226,8 @@ class EqualPagesLayout:
             page_size = -(-state_page(1, state_dim).page_bytes // row_page_of(1).page_bytes)
             stride = row_page_of(page_size).page_bytes
             layers = range(num_layers)
-            if len(layers) > 100000:
-                raise LayoutError(f"{len(layers)} layers are more than 100000")
+            if len(layers) > 10000:
+                raise LayoutError(f"{len(layers)} layers are more than 10000")
             end_layer = len(layers) if end_layer is None else end_layer
             read.require(
                 start_layer <= end_layer <= len(layers),
@@ -367,7 +390,8 @@ class _Inputs:
             path = config
             with open(path, encoding="utf-8") as file:
                 try:
-                    config = json.load(file)
+                    text = file.read(2**24 + 1)
+                    config = json.loads(text) if len(text) <= 2**24 else "over 2^24 characters"
                 except (ValueError, RecursionError) as error:
                     raise LayoutError(f"{path} is no JSON: {error}") from None
             if not isinstance(config, dict):
@@ -397,8 +421,9 @@ class _Inputs:
         for source in sources:
             value = self.find(source)
             if value is not None:
-                self.used[source] = _frozen(value)
-                return self.checked(source, kind, value)
+                found = self.checked(source, kind, value)
+                self.used[source] = None if found is None else _frozen(value)
+                return found
         names = [str(source) for source in sources]
         if "default" in default:
             self.defaults[names[0]] = default["default"]
@@ -469,7 +494,12 @@ def _one_of(*words: str) -> Callable:
 def _field(section: object, path: str) -> object:
     """What a mapping or object has at a dotted path, or None."""
     for key in path.split("."):
-        section = section.get(key) if isinstance(section, Mapping) else getattr(section, key, None)
+        if isinstance(section, Mapping):
+            section = section.get(key)
+        elif isinstance(section, (bool, int, float, str, bytes, list, tuple)):
+            return None  # a plain value has no fields, whatever attributes Python gives it
+        else:
+            section = getattr(section, key, None)
     return section
 
 
@@ -488,15 +518,16 @@ def _did_you_mean(word: object, known: Iterable) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _frozen(value: object) -> object:
-    """A value of a config that can be hashed: lists as tuples, anything else that cannot be as text."""
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(item) for item in value)
-    return value if isinstance(value, (bool, int, float, str)) else _shown(value)
+    """A value that can be hashed: a list as a tuple."""
+    return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: object) -> object:
@@ -573,7 +604,10 @@ class EqualPagesPool:
         self.layout = layout
         self.tokens = tokens
         self.requests = requests
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device must be one that torch knows, not {_shown(device)}") from error
         self.backend = backend
         self._allocate = allocate
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
@@ -611,7 +645,9 @@ class EqualPagesPool:
         LookupError for an unknown name and for a layer that does not own the buffer; ValueError for a layer of which
         nothing is held here.
         """
-        found = self._buffers.get((name, layer_id))
+        if type(layer_id) is not int:
+            raise ValueError(f"layer_id must be an integer, not {_shown(layer_id)}")
+        found = self._buffers.get((str(name), layer_id))
         if found is not None:
             return found
         owners = self.layout.layers(name)

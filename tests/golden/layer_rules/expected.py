@@ -151,8 +151,8 @@ class LayerRulesLayout:
             read.stop_if_incomplete()
 
             layers = range(num_layers + draft_layers)
-            if len(layers) > 100000:
-                raise LayoutError(f"{len(layers)} layers are more than 100000")
+            if len(layers) > 10000:
+                raise LayoutError(f"{len(layers)} layers are more than 10000")
             end_layer = len(layers) if end_layer is None else end_layer
             read.require(
                 start_layer <= end_layer <= len(layers),
@@ -300,7 +300,8 @@ class _Inputs:
             path = config
             with open(path, encoding="utf-8") as file:
                 try:
-                    config = json.load(file)
+                    text = file.read(2**24 + 1)
+                    config = json.loads(text) if len(text) <= 2**24 else "over 2^24 characters"
                 except (ValueError, RecursionError) as error:
                     raise LayoutError(f"{path} is no JSON: {error}") from None
             if not isinstance(config, dict):
@@ -330,8 +331,9 @@ class _Inputs:
         for source in sources:
             value = self.find(source)
             if value is not None:
-                self.used[source] = _frozen(value)
-                return self.checked(source, kind, value)
+                found = self.checked(source, kind, value)
+                self.used[source] = None if found is None else _frozen(value)
+                return found
         names = [str(source) for source in sources]
         if "default" in default:
             self.defaults[names[0]] = default["default"]
@@ -426,6 +428,8 @@ def _renamed(words: dict) -> Callable:
 def _letters(alphabet: str) -> Callable:
     def read(value: object) -> str:
         odd = [letter for letter in value if letter not in alphabet] if isinstance(value, str) else [value]
+        if not odd and len(value) > 10000:
+            raise ValueError(f"expected at most 10000 letters, found {len(value)}")
         if odd:
             raise ValueError(f"expected the letters {alphabet}, found {_shown(odd[0])}")
         return value
@@ -437,6 +441,8 @@ def _list_of(kind: Callable) -> Callable:
     def read(value: object) -> tuple:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"expected a list, found {_shown(value)}")
+        if len(value) > 10000:
+            raise ValueError(f"expected at most 10000 elements, found {len(value)}")
         items = []
         for position, item in enumerate(value):
             try:
@@ -451,7 +457,12 @@ def _list_of(kind: Callable) -> Callable:
 def _field(section: object, path: str) -> object:
     """What a mapping or object has at a dotted path, or None."""
     for key in path.split("."):
-        section = section.get(key) if isinstance(section, Mapping) else getattr(section, key, None)
+        if isinstance(section, Mapping):
+            section = section.get(key)
+        elif isinstance(section, (bool, int, float, str, bytes, list, tuple)):
+            return None  # a plain value has no fields, whatever attributes Python gives it
+        else:
+            section = getattr(section, key, None)
     return section
 
 
@@ -470,15 +481,16 @@ def _did_you_mean(word: object, known: Iterable) -> str:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _frozen(value: object) -> object:
-    """A value of a config that can be hashed: lists as tuples, anything else that cannot be as text."""
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(item) for item in value)
-    return value if isinstance(value, (bool, int, float, str)) else _shown(value)
+    """A value that can be hashed: a list as a tuple."""
+    return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: object) -> object:
@@ -549,7 +561,10 @@ class LayerRulesPool:
         self.layout = layout
         self.tokens = tokens
         self.requests = requests
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device must be one that torch knows, not {_shown(device)}") from error
         self.backend = backend
         self._allocate = allocate
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
@@ -587,7 +602,9 @@ class LayerRulesPool:
         LookupError for an unknown name and for a layer that does not own the buffer; ValueError for a layer of which
         nothing is held here.
         """
-        found = self._buffers.get((name, layer_id))
+        if type(layer_id) is not int:
+            raise ValueError(f"layer_id must be an integer, not {_shown(layer_id)}")
+        found = self._buffers.get((str(name), layer_id))
         if found is not None:
             return found
         owners = self.layout.layers(name)
