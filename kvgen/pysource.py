@@ -228,7 +228,7 @@ def laid(code: Code, indent: int, before: int, after: int) -> str:
     margin, deeper = " " * indent, " " * (indent + STEP)
     match code:
         case Words():
-            return f"\n{margin}".join(code.pieces(WIDTH - indent - after))
+            return f"\n{margin}".join(code.pieces(WIDTH - max(before, indent) - after))
         case Group(items=(only,)) if code.head == "(" and not code.lone_comma and not code.broken:
             return f"(\n{deeper}{laid(only, indent + STEP, indent + STEP, 0)}\n{margin})"
         case Group() if code.items:
