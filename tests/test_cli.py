@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import CONFIGS, LANGUAGE, ROOT
+from support.models import CONFIGS, LANGUAGE, ROOT
 
 from kvgen.cli import Failure, main, size_in_bytes
 

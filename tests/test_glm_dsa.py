@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import CONFIGS, ROOT, model_config, problem_lines
+from support.models import CONFIGS, ROOT, model_config, problem_lines
 
 from generated import glm_dsa
 from generated.glm_dsa import (

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import language_module, model_config, run_whole
+from support.models import language_module, model_config, run_whole
 
 Config = dict[str, Any]
 Choices = dict[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import run_whole
+from support.models import run_whole
 
 from kvgen.compile import compile_spec
 

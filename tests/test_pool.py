@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import model_config
+from support.models import model_config
 
 from generated.glm_dsa import Layout, Pool, bytes_for
 

@@ -340,7 +340,7 @@ def test_fault_of_kvgen_itself(fault: Exception, monkeypatch: pytest.MonkeyPatch
 
 def in_a_project_of_one_test(folder: Path, *options: str, ci: bool = False) -> subprocess.CompletedProcess[str]:
     """Run a project whose one test compares `new` with `expected.txt`."""
-    shutil.copy(Path(__file__).parent / "conftest.py", folder)
+    shutil.copy(Path(__file__).parent / "goldens.py", folder / "conftest.py")
     (folder / "test_it.py").write_text(
         "from pathlib import Path\n\n\n"
         "def test_it(golden):\n    golden('new\\n', Path(__file__).parent / 'expected.txt')\n"

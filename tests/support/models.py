@@ -12,7 +12,7 @@ import pytest
 
 from kvgen.compile import compile_spec
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 CONFIGS = ROOT / "tests" / "data" / "configs"
 LANGUAGE = ROOT / "tests" / "language"
 
