@@ -25,5 +25,7 @@ bench-build: .venv
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) setuptools wheel
+	$(PIP) torch
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) triton==3.9.0  # torch for CPUs brings none; torch for CUDA its own
 	$(PIP) --no-build-isolation --editable '.[pool,dev]'
 	touch $@
