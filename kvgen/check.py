@@ -16,7 +16,8 @@ from kvgen.cases import try_cases
 from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, children, names, show, walk
 from kvgen.facts import NOTHING, Place
 from kvgen.fold import FoldError
-from kvgen.page import Page, fields_of, resolve_page
+from kvgen.page import Page
+from kvgen.placing import fields_of, resolve_page
 from kvgen.problems import Label, Problem
 from kvgen.scope import Scope, names_of_format, scope_of, type_cases
 from kvgen.size import Size

@@ -19,11 +19,12 @@ from typing import Any
 from kvgen.cases import reached_cases, truth
 from kvgen.check import why_outside
 from kvgen.expr import Literal, Name, names
-from kvgen.page import BYTE, FieldLayout, resolve_page
+from kvgen.nodes import Entry, Mapping, Node, plain
+from kvgen.page import BYTE, FieldLayout
+from kvgen.placing import resolve_page
 from kvgen.problems import Label, Problem, Severity, Span
 from kvgen.scope import Scope, scope_of
 from kvgen.size import Size
-from kvgen.source import Entry, Mapping, Node, plain
 from kvgen.spec import Expectation, Format, Parameter, Spec, exact_ratio, is_plain_path
 from kvgen.types import DTYPES, suggest
 

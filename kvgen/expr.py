@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
+from kvgen.nodes import Scalar
 from kvgen.problems import Label, Problem, Span
-from kvgen.source import Scalar
 
 MAX_CHARACTERS = 1_000
 MAX_DEPTH = 32  # brackets, calls, `not` and `if` within each other

@@ -16,7 +16,8 @@ from itertools import combinations
 
 from kvgen.cases import truth, try_cases
 from kvgen.expr import Binary, Call, Conditional, Expr, Index, Literal, Name, Unary, children, names, show, walk
-from kvgen.page import Page, resolve_page
+from kvgen.page import Page
+from kvgen.placing import resolve_page
 from kvgen.problems import InternalError, Problem, Span
 from kvgen.scope import Entity, Scope
 from kvgen.size import Size

@@ -15,8 +15,8 @@ from functools import cache, cached_property
 from pathlib import Path as FilePath
 from typing import Any
 
+from kvgen.nodes import Entry, Mapping, Node, Scalar, Sequence, Source, format_path, node_at, plain
 from kvgen.problems import InternalError, Label, Problem, Span, quote
-from kvgen.source import Entry, Mapping, Node, Scalar, Sequence, Source, format_path, node_at, plain
 
 CODES: dict[str, str] = {
     "KV101": "a file that is no layout, fragment or contract, or several of them",

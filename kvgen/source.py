@@ -14,20 +14,18 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
 
 import yaml
 
-from kvgen.problems import InternalError, Label, Problem, Span, quote
+from kvgen.nodes import Entry, Mapping, Node, Scalar, Sequence, Source, format_path
+from kvgen.problems import Label, Problem, Span, quote
+from kvgen.scalars import Misreading, resolve
 
 MAX_BYTES = 1 << 20  # of a file
 MAX_DEPTH = 64  # mappings and sequences inside each other
-MAX_INTEGER = 2**63 - 1  # magnitude of any number
-MAX_DIGITS = 40  # of a decimal number
-MAX_EXPONENT = 64  # magnitude of the power of ten of a decimal number
 MAX_KEY = 1024  # characters, PyYAML's own bound
 MAX_SHOWN = 20  # problems of one kind in one file
 
@@ -71,115 +69,6 @@ CODES: dict[str, str] = {
     "KV037": "more text after a complete value",
     "KV038": "a bad head of a block text",
 }
-
-
-# Nodes
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """One value: a number, a boolean, null or a text."""
-
-    value: int | Fraction | bool | None | str
-    span: Span  # quotes included
-    inset: int | None = None  # characters from the start of the span to the text, where they stand there one for one
-
-    def part(self, start: int, end: int) -> Span:
-        """The span of characters [start, end) of the text; the whole span where escapes or line breaks move them."""
-        if self.inset is None:
-            return self.span
-        first = self.span.column + self.inset
-        return replace(self.span, column=first + start, end_column=first + end)
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """Values in order."""
-
-    items: tuple["Node", ...]
-    span: Span
-
-    def __iter__(self) -> Iterator["Node"]:
-        return iter(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A key and its value."""
-
-    key: Scalar  # always a text
-    value: "Node"
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """Entries, in the order of the file, no key twice. Iterating gives the entries."""
-
-    entries: tuple[Entry, ...]
-    span: Span
-
-    @cached_property
-    def _by_key(self) -> dict[object, Entry]:
-        return {entry.key.value: entry for entry in self.entries}
-
-    def entry(self, key: str) -> Entry | None:
-        """The entry of a key, if there is one."""
-        return self._by_key.get(key)
-
-    def get(self, key: str) -> "Node | None":
-        """The value of a key, if there is one."""
-        entry = self.entry(key)
-        return None if entry is None else entry.value
-
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-
-Node = Scalar | Sequence | Mapping
-
-
-@dataclass(frozen=True)
-class Source:
-    """A file that is well-formed."""
-
-    file: str
-    text: str  # without byte order mark, lines ended by a line feed
-    root: Mapping
-
-
-def node_at(root: Node, path: Iterable[str | int]) -> Node:
-    """The node that a path of keys and indices leads to."""
-    node: Node | None = root
-    for step in path:
-        if isinstance(node, Mapping) and isinstance(step, str):
-            node = node.get(step)
-        elif isinstance(node, Sequence) and isinstance(step, int) and step < len(node.items):
-            node = node.items[step]
-        else:
-            node = None
-    if node is None:
-        raise InternalError(f"no node at {format_path(path)}")
-    return node
-
-
-def plain(node: Node) -> object:
-    """The node as dict, list, str, int, Fraction, bool and None."""
-    if isinstance(node, Mapping):
-        return {entry.key.value: plain(entry.value) for entry in node.entries}
-    if isinstance(node, Sequence):
-        return [plain(item) for item in node.items]
-    return node.value
-
-
-def format_path(path: Iterable[str | int]) -> str:
-    """The path as problems show it: `require[0].that`."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
 
 
 # Reading
@@ -325,128 +214,6 @@ def _check_characters(file: str, data: bytes, report: _Report) -> str:
 
 def _character(char: str) -> str:
     return f"{_CHARACTER_KINDS.get(unicodedata.category(char), 'invalid character')} U+{ord(char):04X}"
-
-
-# Plain scalars
-
-_DECIMAL = re.compile(r"(-?)(0|[1-9][0-9]*)(?:\.([0-9]+))?(?:[eE]([-+]?[0-9]+))?")
-_CONSTANTS = {"true": True, "false": False, "null": None}
-
-
-@dataclass(frozen=True)
-class _Misreading:
-    """A spelling that some YAML reader takes for something else than a text, and that kvgen refuses."""
-
-    code: str
-    message: str  # with a place for the quoted text
-    respell: Callable[[str], str | None] = lambda text: None  # how kvgen writes what such a reader reads
-    otherwise: str = "put quotes round it if a text is meant"  # the help if there is no such way
-
-    def help(self, text: str) -> str:
-        """What to write instead."""
-        spelling = self.respell(text)
-        return self.otherwise if spelling is None else f"write `{spelling}`, or put quotes round it if a text is meant"
-
-
-def _in_decimal(text: str) -> str | None:
-    """An integer with a base prefix, in decimal, unless it is long. A leading zero has two readings, so it has none."""
-    digits = text.lower().lstrip("+-").replace("_", "")
-    base = {"0x": 16, "0o": 8, "0b": 2}.get(digits[:2])
-    if base is None or not 2 < len(digits) <= 18:
-        return None
-    return f"{'-' if text[0] == '-' else ''}{int(digits[2:], base)}"
-
-
-def _respelled(text: str) -> str | None:
-    """A number without plus sign, leading zeros, underscores or bare point, unless it is long."""
-    number = text.lstrip("+").replace("_", "")
-    number = re.sub(r"(?<![0-9])\.", "0.", number)
-    number = re.sub(r"\.(?![0-9])", "", number)
-    number = re.sub(r"^(-?)0+(?=[0-9])", r"\1", number)
-    return number if len(number) <= MAX_DIGITS and _DECIMAL.fullmatch(number) else None
-
-
-_BOOLEAN, _NULL, _INFINITY, _SPECIAL = (
-    _Misreading(
-        "KV020",
-        "{} is a boolean in some versions of YAML only",
-        lambda text: "true" if text.lower() in ("true", "yes", "on") else "false",
-    ),
-    _Misreading("KV021", "{} is another spelling of null", lambda text: "null"),
-    _Misreading(
-        "KV026", "{} is another spelling of an infinity or NaN", lambda text: text.lower().replace(".", "").lstrip("+")
-    ),
-    _Misreading("KV028", "{} has a meaning of its own in YAML"),
-)
-_MISREAD_WORDS = {
-    spelling: misreading
-    for misreading, words in (
-        (_BOOLEAN, ("yes", "no", "on", "off", "true", "false")),
-        (_NULL, ("~", "null")),
-        (_INFINITY, (".nan", ".NaN", ".inf", "-.inf", "+.inf")),
-        (_SPECIAL, ("=", "<<")),
-    )
-    for word in words
-    for spelling in (word, word.title(), word.upper())
-}
-_MISREAD_NUMBERS = tuple(
-    (re.compile(pattern), misreading)
-    for pattern, misreading in (
-        (
-            "[-+]?0(?:[0-9_]+|[xX][0-9a-fA-F_]+|[oO][0-7_]+|[bB][01_]+)",
-            _Misreading(
-                "KV022",
-                "{} is not a plain decimal number",
-                _in_decimal,
-                "write the number in decimal, or put quotes round it if a text is meant",
-            ),
-        ),
-        (
-            r"[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?",
-            _Misreading(
-                "KV023",
-                "{} is another spelling of a number",
-                _respelled,
-                "write plain decimal digits, or put quotes round it if a text is meant",
-            ),
-        ),
-        (
-            r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?",
-            _Misreading("KV024", "{} is a number in base 60 in some versions of YAML only"),
-        ),
-        (
-            "[0-9]{4}-(?:[0-9]{2}-[0-9]{2}|[0-9]{1,2}-[0-9]{1,2}(?:[Tt]|[ ]+)[0-9]{1,2}:[0-9]{2}:[0-9]{2}.*)",
-            _Misreading("KV025", "{} is a date in some versions of YAML only"),
-        ),
-    )
-)
-
-
-def _resolve(text: str) -> int | Fraction | bool | None | str | _Misreading:
-    """What a plain scalar means, or why it is refused. Raises OverflowError, naming the bound, for one beyond it."""
-    if text in _CONSTANTS:
-        return _CONSTANTS[text]
-    if text in _MISREAD_WORDS:
-        return _MISREAD_WORDS[text]
-    if text[0] not in "+-.0123456789":
-        return text
-    if match := _DECIMAL.fullmatch(text):
-        return _number(*match.groups(default=""))
-    return next((misreading for pattern, misreading in _MISREAD_NUMBERS if pattern.fullmatch(text)), text)
-
-
-def _number(sign: str, whole: str, fraction: str, exponent: str) -> int | Fraction:
-    """The exact number: an int if it is written as one, else a Fraction."""
-    if len(whole + fraction) > MAX_DIGITS:
-        raise OverflowError(f"a number has at most {MAX_DIGITS} digits")
-    if len(exponent) > MAX_DIGITS or abs(int(exponent or 0)) > MAX_EXPONENT:
-        raise OverflowError(f"an exponent is at most {MAX_EXPONENT} in magnitude")
-    number: int | Fraction = int(sign + whole + fraction)
-    if fraction or exponent:
-        number = number * Fraction(10) ** (int(exponent or 0) - len(fraction))
-    if abs(number) > MAX_INTEGER:
-        raise OverflowError(f"a number is at most {MAX_INTEGER} in magnitude")
-    return number
 
 
 # Events
@@ -701,11 +468,11 @@ class _Builder:
             )
             return None
         try:
-            value = _resolve(text)
+            value = resolve(text)
         except OverflowError as error:
             self.report.add("KV027", f"{quote(text)} is out of range", span, notes=(str(error),), path=self._path())
             return None
-        if isinstance(value, _Misreading):
+        if isinstance(value, Misreading):
             message = value.message.format(quote(text))
             self.report.add(value.code, message, span, help=value.help(text), path=self._path())
             return None

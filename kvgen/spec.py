@@ -15,9 +15,10 @@ from fractions import Fraction
 from typing import Generic, TypeVar
 
 from kvgen.expr import Binary, Expr, Literal, Name, parse, show
+from kvgen.nodes import Entry, Mapping, Node, Scalar, Sequence, Source, plain
 from kvgen.problems import Label, Problem, Span
 from kvgen.schema import check_schema
-from kvgen.source import Entry, Mapping, Node, Scalar, Sequence, Source, excerpt_text, plain, read_source
+from kvgen.source import excerpt_text, read_source
 
 CODES = {
     "KV202": "an included file that cannot be used",

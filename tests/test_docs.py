@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kvgen
-from kvgen import cases, check, expr, page, source, spec, types
+from kvgen import cases, check, expr, placing, scalars, source, spec, types
 from kvgen.cli import main
 from kvgen.schema import load_schema
 from kvgen.source import read_source
@@ -233,7 +233,7 @@ def test_limits() -> None:
     for limit in (
         f"at most {source.MAX_BYTES >> 20} MiB",
         f"nested at most {source.MAX_DEPTH} deep",
-        f"at most {source.MAX_DIGITS} digits, exponents up to {source.MAX_EXPONENT}",
+        f"at most {scalars.MAX_DIGITS} digits, exponents up to {scalars.MAX_EXPONENT}",
         f"at most {expr.MAX_CHARACTERS:,} characters, nests at most {expr.MAX_DEPTH} deep",
         f"at most {load_schema()['$defs']['name']['maxLength']} long",
         f"{spec.LIMITS['let']} lets, {spec.LIMITS['formats']} formats, {spec.LIMITS['buffers']} buffers",
@@ -246,7 +246,7 @@ def test_limits() -> None:
         f"within {types.MAGNITUDE_MAX.bit_length() - 1} bits",
         f"({cases.COMBINATIONS_MAX:,} at most",
         f"for an int 2^{types.PARAMETER_MAX.bit_length() - 1}",
-        f"1 to 2^{page.PAGE_BYTES_MAX.bit_length() - 1} bytes",
+        f"1 to 2^{placing.PAGE_BYTES_MAX.bit_length() - 1} bytes",
     ):
         assert limit in text, limit
 

@@ -18,7 +18,8 @@ import pytest
 from kvgen.check import check_spec
 from kvgen.compile import Compiled, compile_spec
 from kvgen.layout import resolve
-from kvgen.source import plain, read_source
+from kvgen.nodes import plain
+from kvgen.source import read_source
 from kvgen.spec import load_spec
 
 ROOT = Path(__file__).parent.parent

@@ -33,9 +33,9 @@ from kvgen.expr import (
     walk,
 )
 from kvgen.fold import FoldError
+from kvgen.nodes import Scalar
 from kvgen.problems import Problem, Span
 from kvgen.scope import Scope, scope_of
-from kvgen.source import Scalar
 from kvgen.spec import load_spec
 
 ROOT = Path(__file__).parent.parent

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from kvgen.nodes import format_path, plain
 from kvgen.problems import Problem, render_concise, render_text
 from kvgen.schema import CODES, check_schema, load_schema
-from kvgen.source import format_path, plain, read_source
+from kvgen.source import read_source
 
 PROBLEMS = Path(__file__).parent / "problems"
 BAD = sorted(PROBLEMS.glob("KV1*.yaml"))

@@ -9,23 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvgen.nodes import Mapping, Node, Scalar, Sequence, Source, format_path, node_at, plain
 from kvgen.problems import InternalError, Problem, Span, render_concise, render_json, render_text, sort_problems
-from kvgen.source import (
-    CODES,
-    MAX_BYTES,
-    MAX_DEPTH,
-    MAX_SHOWN,
-    Mapping,
-    Node,
-    Scalar,
-    Sequence,
-    Source,
-    excerpt_text,
-    format_path,
-    node_at,
-    plain,
-    read_source,
-)
+from kvgen.source import CODES, MAX_BYTES, MAX_DEPTH, MAX_SHOWN, excerpt_text, read_source
 
 PROBLEMS = Path(__file__).parent / "problems"
 BAD = sorted(PROBLEMS.glob("KV0*.yaml"))
