@@ -264,6 +264,7 @@ class _Open:
 _PROLOGUE = re.compile(r"(?:[ \t]*(?:#.*)?\n|%.*\n)*(?:%.*)?")
 _DIRECTIVE = re.compile("^%", re.MULTILINE)
 _PROPERTY = re.compile(r"\s*(!<[^>\s]*>|[&!][^\s,\[\]{}]*)")
+_KEY_WITHOUT_COLON = re.compile(r" *([a-z][a-z0-9_]*) [\[{]")
 _INDENTED_KEY = re.compile(r" +([^\s:\"'\[\]{}-][^:]*)")
 _GAP = re.compile(r"\s*")
 _TABS = re.compile(r"\t+")
@@ -625,6 +626,12 @@ class _Builder:
         match = _INDENTED_KEY.fullmatch(self.text, line_start, at)
         return self.span(match.start(1), at) if match else None
 
+    def _open_quote(self, start: int) -> str | None:
+        """What to look for where the line of a bracket has a quote without its pair."""
+        line = self.text[self.places.line_start(start) : self.places.line_end(start)]
+        odd = next((mark for mark in "\"'" if line.count(mark) % 2), None)
+        return None if odd is None else f"a quote {odd} may be missing in its line"
+
     def _report_in_brackets(self, at: int, what: str) -> None:
         """Something between brackets is neither an entry nor a comma."""
         add, span, char = self.report.add, self.span, self.text[at : at + 1]
@@ -639,7 +646,7 @@ class _Builder:
         is_end = any(end in what for end in ("<stream end>", "<document start>", "<document end>"))
         if is_end or self._is_outdented(at, start):
             due = () if is_end else (Label(span(at, at + 1), f"a comma or `{closer}` is missing in front of this"),)
-            add("KV029", f"bracket `{bracket}` is not closed", opener.span, secondary=due)
+            add("KV029", f"bracket `{bracket}` is not closed", opener.span, secondary=due, help=self._open_quote(start))
         elif char in ("]", "}"):
             add("KV030", f"bracket `{char}` does not close `{bracket}`", span(at, at + 1), secondary=(opener,))
         elif char == ":" and (key := self._key_of_line(at)):
@@ -691,5 +698,7 @@ class _Builder:
                 help=_quote_text(","),
             )
         else:
-            help = "put quotes round the whole text"
+            line = self.text[self.places.line_start(at) : self.places.line_end(at)]
+            key = _KEY_WITHOUT_COLON.match(line)
+            help = f"write a colon behind `{key[1]}`" if key else "put quotes round the whole text"
             add("KV037", "text follows a value that is complete", self._word(at), help=help)
