@@ -230,9 +230,9 @@ class GlmDsaLayout:
             kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw"), default="fp8_scaled")
             host_to_device_ratio = read.choice("host_to_device_ratio", kind=_integer(minimum=1), default=1)
             elide_shared = read.choice("elide_shared", kind=_boolean, default=True)
-            role = read.choice("role", _one_of("target", "draft", "both"), default="target")
-            start_layer = read.choice("start_layer", _integer(), default=0)
-            end_layer = read.choice("end_layer", _integer(), default=None)
+            role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
+            start_layer = read.choice("start_layer", kind=_integer(), default=0)
+            end_layer = read.choice("end_layer", kind=_integer(), default=None)
             read.stop_if_incomplete()
 
             hisparse = host_to_device_ratio > 1
@@ -430,6 +430,9 @@ class LayoutError(ValueError):
         return "\n".join(f"glm_dsa: {problem}" for problem in self.problems)
 
 
+_REQUIRED = object()  # the default of a field that has none
+
+
 class _Inputs:
     """Reads a config and choices; keeps every problem for one error."""
 
@@ -464,7 +467,7 @@ class _Inputs:
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
             raise LayoutError(*dict.fromkeys(self.problems)) from None
 
-    def config(self, *sources: str, kind: Callable, **default: object) -> Any:
+    def config(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
         for source in sources:
             value = self.find(source)
@@ -473,17 +476,17 @@ class _Inputs:
                 self.used[source] = None if found is None else _frozen(value)
                 return found
         names = [str(source) for source in sources]
-        if "default" in default:
-            self.defaults[names[0]] = default["default"]
-            return default["default"]
+        if default is not _REQUIRED:
+            self.defaults[names[0]] = default
+            return default
         self.problems.append(f"{' or '.join(names)} is missing from the config")
         self.complete = False
         return None
 
-    def fixed(self, *sources: str, kind: Callable, **default: object) -> None:
+    def fixed(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> None:
         """Check a value that has to be what this layout is made for."""
         complete = self.complete
-        self.config(*sources, kind=kind, **default)
+        self.config(*sources, kind=kind, default=default)
         self.complete = complete
 
     def find(self, name: str) -> object:
@@ -517,9 +520,6 @@ class _Inputs:
 
     def agreed(self, name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
         """The layers of the first rule, where every rule that applies gives the same ones in the body."""
-        if not rules:
-            self.problems.append(f"no rule of {name} applies to this config")
-            return set()
         (first, layers), *others = rules.items()
         for other, theirs in others:
             parted = [layer for layer in layers ^ theirs if layer < num_body]
@@ -554,7 +554,8 @@ def _integer(minimum: int = 0, maximum: int = 2**40) -> Callable:
 
 def _exactly(wanted: object) -> Callable:
     def read(value: object) -> object:
-        if type(_frozen(value)) is not type(wanted) or _frozen(value) != wanted:
+        found = _frozen(value)
+        if type(found) is not type(wanted) or found != wanted:
             raise ValueError(f"this layout is for {_plain(wanted)}, found {_shown(value)}")
         return wanted
 
@@ -580,10 +581,10 @@ def _one_of(*words: str) -> Callable:
 def _letters(alphabet: str) -> Callable:
     def read(value: object) -> str:
         odd = [letter for letter in value if letter not in alphabet] if isinstance(value, str) else [value]
-        if not odd and len(value) > 10000:
-            raise ValueError(f"expected at most 10000 letters, found {len(value)}")
         if odd:
             raise ValueError(f"expected the letters {alphabet}, found {_shown(odd[0])}")
+        if len(value) > 10000:
+            raise ValueError(f"expected at most 10000 letters, found {len(value)}")
         return value
 
     return read
@@ -688,7 +689,7 @@ class GlmDsaPool:
         layout: what to allocate.
         tokens: a multiple of `layout.granule`; a space has its reserved pages on top.
         device: anything `torch.device` takes; on "meta" nothing is allocated.
-        requests: slots of spaces that grow with requests.
+        requests: how many at a time, for spaces that grow with them.
         allocate: `allocate(name, layer, nbytes)` returns contiguous uint8 memory of the device, 256-byte aligned; it
             is zeroed here. The default is `torch.zeros`.
         backend: "auto" (torch on CPU, Triton on CUDA), "torch" or "triton".
@@ -759,13 +760,13 @@ class GlmDsaPool:
         found = self._buffers.get((str(name), layer_id))
         if found is not None:
             return found
-        owners = self.layout.layers(name)
-        if self.layout.buffer(name).memory == "host":
+        buffer = self.layout.buffer(name)
+        if buffer.memory == "host":
             raise LookupError(f"`{name}` lies in host memory, which a pool does not allocate")
-        held = sorted({layer for buffer in self.layout.buffers for layer in buffer.layers})
+        held = sorted({layer for other in self.layout.buffers for layer in other.layers})
         if layer_id not in held:
             raise ValueError(f"layer_id must be a layer of this pool, {held}, not {_shown(layer_id)}")
-        raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(owners)}")
+        raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(buffer.layers)}")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")

@@ -9,6 +9,8 @@ from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
+from kvgen.evaluate import is_split, memory_of, pages_of
+
 WIDTH = 100
 ALLOCATOR_STEP = 2 * 2**20  # CUDA's caching allocator rounds large tensors up to this
 
@@ -72,15 +74,6 @@ class Budget:
         return buffer_as_json(self.layout, buffer) | {"slots": slots, "bytes": buffer.num_bytes(*self.counts(buffer))}
 
 
-def memory_of(buffer: Any) -> str:
-    return getattr(buffer, "memory", "device")
-
-
-def pages_of(buffer: Any) -> tuple[Any, ...]:
-    """The page of each layer, or the one page of all of them."""
-    return buffer.pages if hasattr(buffer, "pages") else (buffer.page,)
-
-
 def tensors(buffer: Any, counts: tuple[int, ...]) -> list[tuple[int, int]]:
     """(bytes, how many) of the tensors of a buffer."""
     num_pages = buffer.num_pages(*counts)
@@ -88,7 +81,7 @@ def tensors(buffer: Any, counts: tuple[int, ...]) -> list[tuple[int, int]]:
     count = 1 if len(pages) > 1 else len(buffer.layers)
     found = []
     for page in pages if buffer.layers else ():
-        parts = [plane.page_bytes for plane in page.planes] if getattr(page, "split", False) else [page.page_bytes]
+        parts = [plane.page_bytes for plane in page.planes] if is_split(page) else [page.page_bytes]
         found += [(num_pages * nbytes, count) for nbytes in parts]
     return found
 

@@ -1,7 +1,7 @@
 """Cases, tried out: which can hold for the enum and bool parameters that `require` lets through.
 
-A `when` over numbers counts as either. So does a parameter too many: past a few thousand combinations the rest stay
-open, which can hide a problem but never makes one up.
+A `when` over numbers counts as either. So does a parameter too many: past a thousand combinations, or fewer where there
+are many cases, the rest stay open, which can hide a problem but never makes one up.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def try_cases(scope: Scope, cases: tuple[Case, ...], *, all_apply: bool = False)
     uncovered: dict[str, object] | None = None
     certain = True
     for values in combinations(scope, [when for when in whens if when is not None]):
-        states = [True if when is None else truth(scope, when, values) for when in whens]
+        states = _states(scope, cases, values)
         if True not in states:
             certain = False
         if not any(state is not False for state in states) and uncovered is None:
             uncovered = {name: literal.value for name, literal in values.items()}
-        reachable |= reached_cases(scope, cases, values, all_apply=all_apply)
+        reachable |= _reached(cases, states, all_apply)
     dead = tuple(position for position in range(len(cases)) if position not in reachable)
     return Trial(uncovered, dead, certain)
 
@@ -70,14 +70,20 @@ def reached_cases(
     scope: Scope, cases: tuple[Case, ...], known: Mapping[str, Literal | None], *, all_apply: bool
 ) -> set[int]:
     """Positions of the cases that can be used for these values; see `try_cases`."""
+    return _reached(cases, _states(scope, cases, known), all_apply)
+
+
+def _states(scope: Scope, cases: tuple[Case, ...], known: Mapping[str, Literal | None]) -> list[bool | None]:
+    """Of each case, whether it holds; None where that depends on more."""
+    return [True if case.when is None else truth(scope, case.when, known) for case in cases]
+
+
+def _reached(cases: tuple[Case, ...], states: list[bool | None], all_apply: bool) -> set[int]:
     reached: set[int] = set()
-    states: list[bool | None] = []
-    for position, case in enumerate(cases):
-        state = True if case.when is None else truth(scope, case.when, known)
-        hidden = True in states and (not all_apply or case.when is None)
+    for position, (case, state) in enumerate(zip(cases, states, strict=True)):
+        hidden = True in states[:position] and (not all_apply or case.when is None)
         if state is not False and not hidden:
             reached.add(position)
-        states.append(state)
     return reached
 
 
@@ -95,7 +101,7 @@ def _values(parameter: Parameter) -> list[Literal]:
         return []
     span = parameter.name.span
     if parameter.kind == "bool":
-        return [Literal(value=truth, span=span) for truth in (False, True)]
+        return [Literal(value=flag, span=span) for flag in (False, True)]
     return [Literal(value=value, span=span) for _, value in parameter.values or ()]  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
-"""The rules of the language: one function each, one code each, all problems at once.
+"""The rules of the language: one function each, all problems at once.
 
-`check_spec` types every name first (scope.py), then runs CHECKS in order. The rules about pages are in page.py, which
-both this pass and the next one use; here they are only collected.
+`check_spec` types every name first (scope.py), then runs CHECKS in order. The rules about pages are in placing.py,
+which this pass and the next one use; here they are only collected.
 """
 
 from __future__ import annotations
@@ -16,13 +16,28 @@ from kvgen.cases import try_cases
 from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, children, names, show, walk
 from kvgen.facts import NOTHING, Place
 from kvgen.fold import FoldError
-from kvgen.page import Page
+from kvgen.page import BYTE, Page
 from kvgen.placing import fields_of, resolve_page
 from kvgen.problems import Label, Problem
 from kvgen.scope import Scope, names_of_format, scope_of, type_cases
 from kvgen.size import Size
 from kvgen.space import affine, page_sizes, page_slots
-from kvgen.spec import Buffer, Derived, Field, Format, Ident, Operation, Parameter, Plane, Root, Space, Spec
+from kvgen.spec import (
+    Buffer,
+    Derived,
+    Field,
+    Format,
+    Gap,
+    Ident,
+    Include,
+    Operation,
+    Parameter,
+    Part,
+    Plane,
+    Root,
+    Space,
+    Spec,
+)
 from kvgen.types import DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, closest, suggest
 
 CODES = {
@@ -201,7 +216,7 @@ def _made_names(spec: Spec) -> dict[str, str]:
 
 def check_used(spec: Spec, scope: Scope) -> Iterator[Problem]:
     """KV242: nothing is defined for nothing. What a fragment offers need not all be taken."""
-    used = _used_names(spec, scope)
+    used = _used_names(spec)
     used |= {str(closest(name, scope.entities)) for name in used if name not in scope.entities}  # misspelt uses
     sets = spec.layers.sets if spec.layers is not None else ()
     own = [item for item in (*spec.parameters, *spec.lets, *sets) if item.name.span.file == spec.file]
@@ -211,7 +226,7 @@ def check_used(spec: Spec, scope: Scope) -> Iterator[Problem]:
             yield _unused(item.name, item.path)
     if spec.kind == "fragment":
         return
-    formats = _reached_formats(spec, scope)
+    formats = _reached_formats(spec)
     known = {format.name.text for format in spec.formats}
     for format in spec.formats:
         if format.name.text not in formats and format.name.span.file == spec.file and formats <= known:
@@ -235,7 +250,7 @@ def _unused(name: Ident, path: str) -> Problem:
     return Problem("KV242", f"`{name}` is never used", Label(name.span), help="remove it, or use it", path=path)
 
 
-def _used_names(spec: Spec, scope: Scope) -> set[str]:
+def _used_names(spec: Spec) -> set[str]:
     exprs: list[Expr | None] = [item.value for item in spec.lets]
     exprs += [item.that for item in spec.requires]
     if spec.layers is not None:
@@ -256,20 +271,16 @@ def _used_names(spec: Spec, scope: Scope) -> set[str]:
     return found
 
 
-def _names_of_page_item(item: object) -> set[str]:
-    found: set[str] = set()
-    exprs = [getattr(item, "amount", None)]
-    pieces = list(getattr(item, "each", ()))
-    for part in getattr(item, "put", ()):
-        exprs.append(getattr(part, "amount", None))
-        pieces += list(getattr(part, "order", None) or ())
-    exprs += [expr for piece in pieces for expr in (piece.low, piece.count)]
-    for expr in exprs:
-        found |= names(expr) if expr is not None else set()
-    return found
+def _names_of_page_item(item: Plane | Gap) -> set[str]:
+    if isinstance(item, Gap):
+        return names(item.amount)
+    gaps = [part for part in item.put if isinstance(part, Gap)]
+    pieces = [piece for part in item.put if isinstance(part, Part) for piece in part.order or ()]
+    exprs = [expr for piece in (*item.each, *pieces) for expr in (piece.low, piece.count) if expr is not None]
+    return {name for expr in (*exprs, *(gap.amount for gap in gaps)) for name in names(expr)}
 
 
-def _reached_formats(spec: Spec, scope: Scope) -> set[str]:
+def _reached_formats(spec: Spec) -> set[str]:
     formats = {item.name.text: item for item in spec.formats}
     sized = [name for item in spec.lets for part in walk(item.value) if isinstance(part, Call) for name in _sized(part)]
     waiting = [buffer.format.text for buffer in spec.buffers] + sized
@@ -489,29 +500,34 @@ def check_needs(spec: Spec, scope: Scope) -> Iterator[Problem]:
     """KV246: the layout defines what its fragments need, within the domain they state."""
     for include in spec.includes:
         for need in include.needs:
-            name = need.name.text
-            entity = scope.entities.get(name)
+            yield from _check_need(scope, include, need)
 
-            def refuse(message: str, help: str | None = None, need: Parameter = need) -> Problem:
-                label = Label(need.name.span, "needed here")
-                return Problem("KV246", message, Label(include.span), secondary=(label,), help=help, path="include")  # noqa: B023
 
-            if entity is None or entity.definition is None:
-                yield refuse(f"`{include.file}` needs `{name}`, which is not defined", suggest(name, scope.entities))
-                continue
-            wanted = {"int": Int, "ratio": (Ratio, Int), "bool": Bool}.get(need.kind)
-            if entity.type is not None and wanted is not None and not isinstance(entity.type, wanted):
-                yield refuse(f"`{include.file}` needs `{name}` to be {_article(need.kind)}, and it is {entity.type}")
-            words = getattr(entity.type, "words", None)
-            if entity.type is not None and need.values is not None:
-                allowed = [value for _, value in need.values]
-                outside = [word for word in words or () if word not in allowed]
-                if words is None:
-                    listed = ", ".join(_written(value) for value in allowed)
-                    yield refuse(f"`{include.file}` needs `{name}` to be one of {listed}, and it is {entity.type}")
-                elif outside:
-                    listed = " or ".join(_written(word) for word in outside)
-                    yield refuse(f"`{name}` can be {listed}, which `{include.file}` does not know")
+def _check_need(scope: Scope, include: Include, need: Parameter) -> Iterator[Problem]:
+    def refuse(message: str, help: str | None = None) -> Problem:
+        label = Label(need.name.span, "needed here")
+        return Problem("KV246", message, Label(include.span), secondary=(label,), help=help, path="include")
+
+    name = need.name.text
+    entity = scope.entities.get(name)
+    if entity is None or entity.definition is None:
+        yield refuse(f"`{include.file}` needs `{name}`, which is not defined", suggest(name, scope.entities))
+        return
+    if entity.type is None:
+        return  # a problem of its own
+    wanted = {"int": Int, "ratio": (Ratio, Int), "bool": Bool}.get(need.kind)
+    if wanted is not None and not isinstance(entity.type, wanted):
+        yield refuse(f"`{include.file}` needs `{name}` to be {_article(need.kind)}, and it is {entity.type}")
+    words = getattr(entity.type, "words", None)
+    if need.values is not None:
+        allowed = [value for _, value in need.values]
+        outside = [word for word in words or () if word not in allowed]
+        if words is None:
+            listed = ", ".join(_written(value) for value in allowed)
+            yield refuse(f"`{include.file}` needs `{name}` to be one of {listed}, and it is {entity.type}")
+        elif outside:
+            listed = " or ".join(_written(word) for word in outside)
+            yield refuse(f"`{name}` can be {listed}, which `{include.file}` does not know")
 
 
 def _article(kind: str) -> str:
@@ -566,9 +582,8 @@ def check_cases(spec: Spec, scope: Scope) -> Iterator[Problem]:
                 yield Problem("KV247", f"a case of `{item.name}` is there twice", Label(case.when.span), path=item.path)
                 told.add(position)
         trial = try_cases(scope, item.cases, all_apply=item in sets)
-        if (
-            trial.uncovered is not None and spec.kind == "layout"
-        ):  # what a fragment leaves out, its layout must rule out
+        # what a fragment leaves out, its layout must rule out
+        if trial.uncovered is not None and spec.kind == "layout":
             values = " and ".join(f"`{name}` is {_written(value)}" for name, value in trial.uncovered.items())
             message = f"no case of `{item.name}` holds" + (f" where {values}" if values else "")
             help = "add a case, a last one without `when`, or a `require` that rules it out"
@@ -746,7 +761,7 @@ def _check_block(spec: Spec, scope: Scope, buffer: Buffer) -> Iterator[Problem]:
 
 
 def check_pages(spec: Spec, scope: Scope) -> Iterator[Problem]:
-    """The rules of page.py, for every format and the slots that its buffers give it."""
+    """The rules of placing.py, for every format and the slots that its buffers give it."""
     problems: list[Problem] = []
     if spec.kind == "fragment":
         for format in spec.formats:
@@ -778,7 +793,7 @@ def _check_align(scope: Scope, buffer: Buffer, page: Page) -> Iterator[Problem]:
         return
     stride = -(-known // align.value) * align.value
     for field in page.fields:
-        size = DTYPES.get(field.dtype, 8) // 8
+        size = DTYPES.get(field.dtype, BYTE) // BYTE
         if size > 1 and stride % size:
             message = f"pages of `{page.format}` {stride} bytes apart do not keep `{field.name}` aligned"
             notes = (f"{field.dtype} has {size} bytes",)

@@ -17,11 +17,11 @@ import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from fractions import Fraction
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from kvgen.problems import (
     NOWHERE,
@@ -36,6 +36,10 @@ from kvgen.problems import (
     sort_problems,
 )
 from kvgen.source import MAX_BYTES
+
+if TYPE_CHECKING:
+    from kvgen.compile import Compiled
+    from kvgen.spec import Parameter
 
 CODES = {
     "KV401": "a config that the layout refuses",
@@ -188,7 +192,7 @@ def _check(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
     return 0
 
 
-def _warnings(compiled: Sequence[Any]) -> tuple[list[Problem], dict[str, str]]:
+def _warnings(compiled: Sequence[Compiled]) -> tuple[list[Problem], dict[str, str]]:
     """What is worth saying of specs that compiled, and the texts for excerpts."""
     texts = {file: text for item in compiled for file, text in item.texts.items()}
     return [problem for item in compiled for problem in item.problems], texts
@@ -230,10 +234,12 @@ def _say_states(
     stdout: IO[str],
 ) -> None:
     if arguments.format == "json":
-        files = [{"file": path.as_posix(), "state": states.get(path, "current")} for path in sorted({*texts, *states})]
-        for entry, path in zip(files, sorted({*texts, *states}), strict=True):
+        files = []
+        for path in sorted({*texts, *states}):
+            entry = {"file": path.as_posix(), "state": states.get(path, "current")}
             if arguments.diff:
                 entry["diff"] = _diff(before.get(path), texts.get(path), path)
+            files.append(entry)
         _print_json({"files": files, "problems": render_json(sort_problems(warnings))}, stdout)
         return
     for path in sorted({*texts, *states}):
@@ -244,7 +250,7 @@ def _say_states(
             stdout.write(f"{'wrote' if state is not None else 'current'}: {path.as_posix()}\n")
 
 
-def _print_module(arguments: argparse.Namespace, modules: list[Any], stdout: IO[str]) -> int:
+def _print_module(arguments: argparse.Namespace, modules: list[Compiled], stdout: IO[str]) -> int:
     if arguments.check or arguments.diff:
         raise usage("`-o -` prints a module; --check and --diff compare files")
     if len(modules) != 1:
@@ -312,7 +318,7 @@ def _schema(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
 # -- specs, configs and choices
 
 
-def _reader(stdin: IO[bytes]) -> Any:
+def _reader(stdin: IO[bytes]) -> Callable[[str], bytes]:
     """Reads files as bytes, standard input under its own name; a little more than a spec may have, at most."""
     taken: list[bytes] = []
 
@@ -327,7 +333,7 @@ def _reader(stdin: IO[bytes]) -> Any:
     return read
 
 
-def _compile_all(specs: Sequence[str], stdin: IO[bytes]) -> list[Any]:
+def _compile_all(specs: Sequence[str], stdin: IO[bytes]) -> list[Compiled]:
     """Every spec compiled. Failure with the problems of all of them."""
     from kvgen.compile import compile_spec
 
@@ -335,9 +341,8 @@ def _compile_all(specs: Sequence[str], stdin: IO[bytes]) -> list[Any]:
     found, problems, texts = [], [], {}
     writes: dict[str, str] = {}
     status = 1
-    for spec in {
-        STDIN if spec == "-" else os.path.realpath(spec): STDIN if spec == "-" else spec for spec in specs
-    }.values():
+    files = [STDIN if spec == "-" else spec for spec in specs]
+    for spec in {os.path.realpath(file): file for file in files}.values():
         try:
             compiled = compile_spec(spec, read)
         except OSError as error:
@@ -358,7 +363,7 @@ def _compile_all(specs: Sequence[str], stdin: IO[bytes]) -> list[Any]:
     return found
 
 
-def _compile_layout(spec: str, stdin: IO[bytes]) -> Any:
+def _compile_layout(spec: str, stdin: IO[bytes]) -> Compiled:
     compiled = _compile_all([spec], stdin)[0]
     if compiled.layout is None:
         message = f"`{compiled.spec.name}` is a fragment"
@@ -367,7 +372,7 @@ def _compile_layout(spec: str, stdin: IO[bytes]) -> Any:
     return compiled
 
 
-def _resolve(compiled: Any, config: str, settings: Sequence[str]) -> Any:
+def _resolve(compiled: Compiled, config: str, settings: Sequence[str]) -> Any:
     """The layout of a config file and `--set`."""
     choices = _choices(compiled, settings)
     try:
@@ -379,7 +384,7 @@ def _resolve(compiled: Any, config: str, settings: Sequence[str]) -> Any:
         raise unreadable(config, error) from None
 
 
-def _choices(compiled: Any, settings: Sequence[str]) -> dict[str, Any]:
+def _choices(compiled: Compiled, settings: Sequence[str]) -> dict[str, Any]:
     from kvgen.check import why_outside
     from kvgen.types import suggest
 
@@ -416,7 +421,7 @@ def _choices(compiled: Any, settings: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _typed(parameter: Any, text: str, setting: str) -> Any:
+def _typed(parameter: Parameter, text: str, setting: str) -> Any:
     """A choice from its text; a list has commas between its elements."""
     kind = parameter.kind
     if kind == "list":

@@ -9,11 +9,12 @@ from __future__ import annotations
 import keyword
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import jinja2
 
@@ -29,7 +30,7 @@ from kvgen.layout import (
     SpaceLayout,
     page_names,
 )
-from kvgen.page import BYTE, Condition, FieldLayout, Page
+from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.printer import Printer, num_body, page_constant
 from kvgen.problems import InternalError
 from kvgen.pysource import (
@@ -50,15 +51,15 @@ from kvgen.pysource import (
     flat,
     keywords,
     minus,
-    numbers,
     quoted,
     statement,
+    tuple_of,
     value,
 )
 from kvgen.size import Size
 from kvgen.space import Rate
 from kvgen.spec import Case, Parameter
-from kvgen.types import DTYPES, MAX_LAYERS, PARAMETER_MAX
+from kvgen.types import DTYPES, MAX_LAYERS
 from kvgen.views import (
     BlockView,
     ChoiceView,
@@ -70,6 +71,7 @@ from kvgen.views import (
     StepView,
 )
 
+T = TypeVar("T")
 IN_FROM_CONFIG = 3 * STEP  # columns in front of a statement there
 IN_DOCSTRING = 3 * STEP  # and in front of what its docstring says about an argument
 
@@ -129,8 +131,8 @@ class _Viewer:
         self.spaces = {space.name: space for space in layout.spaces}
         self.page_locals: dict[tuple[str, str], str] = {}
         roots = [case.use for space in layout.spaces for case in space.cases if isinstance(case.use, RootSpace)]
-        self.has_requests = any(rate_is_not(root.per_request, 0) for root in roots)
-        self.has_fixed = any(rate_is_not(root.fixed, 0) for root in roots)
+        self.has_requests = any(root.per_request.known != 0 for root in roots)
+        self.has_fixed = any(root.fixed.known != 0 for root in roots)
         self.has_split = any(buffer.split is not None for buffer in layout.buffers)
         self.has_align = any(buffer.align is not None for buffer in layout.buffers)
         self.has_block = any(buffer.block is not None for buffer in layout.buffers)
@@ -164,7 +166,7 @@ class _Viewer:
             header_gap=" " if len(header_file(layout.file)) < 30 else "\n# ",
             doc="\n".join(wrapped(layout.doc)),
             byte_map=tuple(self.byte_map()),
-            imports=tuple(self.imports(reads, constants)),
+            imports=tuple(self.imports()),
             fingerprint=layout.fingerprint,
             constant_pages=constants,
             page_functions=functions,
@@ -191,7 +193,7 @@ class _Viewer:
             spaces=spaces,
             spaces_argument=statement(
                 "spaces=",
-                numbers([Raw(f"{space.name}_space") for space in layout.spaces]),
+                tuple_of([Raw(f"{space.name}_space") for space in layout.spaces]),
                 IN_FROM_CONFIG + STEP,
                 ",",
             ),
@@ -223,12 +225,13 @@ class _Viewer:
             has_host=self.has_host,
             has_floors=self.has_floors(),
             has_layer_requires=bool(layer_requires),
+            has_open_rules="open rules" in self.used,
             has_derived_sources=derived,
         )
 
     # -- head
 
-    def imports(self, reads: tuple[str, ...], constants: tuple[ConstantPageView, ...]) -> Iterator[str]:
+    def imports(self) -> Iterator[str]:
         derived = any(True for _ in self.derived_spaces())
         yield from ("import difflib", "import hashlib", "import json", "import math", "import os")
         if "ratio" in self.used:
@@ -268,7 +271,7 @@ class _Viewer:
                 yield ConstantPageView(origin=page.origin, assignment=text)
 
     def page_literal(self, page: Page, slots: Code) -> Code:
-        fields = tuple(self.field_literal(page, field) for field in page.fields)
+        fields = tuple(self.field_literal(field) for field in page.fields)
         items = [
             Keyword("format", Raw(quoted(page.format))),
             Keyword("slots", slots),
@@ -284,12 +287,12 @@ class _Viewer:
             name = Raw(quoted(plane.fields[0].name))
             yield call("Plane", name, size_code(in_bytes(plane.offset)), size_code(in_bytes(plane.nbits)))
 
-    def field_literal(self, page: Page, field: FieldLayout) -> Code:
+    def field_literal(self, field: FieldLayout) -> Code:
         dtype = Raw(quoted(field.dtype)) if field.dtype in DTYPES else Raw(field.dtype)
         items: list[Code] = [Raw(quoted(field.name)), dtype]
         shape = [tuple_or_one([size_code(piece.extent) for piece in pieces]) for pieces in field.pieces]
         stride = [tuple_or_one([stride_code(piece.stride) for piece in pieces]) for pieces in field.pieces]
-        items += keywords(offset=size_code(in_bytes(field.offset)), shape=numbers(shape), stride=numbers(stride))
+        items += keywords(offset=size_code(in_bytes(field.offset)), shape=tuple_of(shape), stride=tuple_of(stride))
         if field.quant is not None:
             items.append(Keyword("rounding", Words(rounding(field))))
         if field.init is not None:
@@ -455,7 +458,7 @@ class _Viewer:
     def choice_docs(self) -> Iterator[str]:
         for item in self.layout.parameters:
             if item.section == "choices":
-                line = f"{item.name}: {_domain(item)}; default {_plain(item.default)}"
+                line = f"{item.name}: {_domain(item)}; default {item.default}"
                 yield from wrapped(line, IN_DOCSTRING, " " * STEP)
         yield "role: target (the body, default), draft, or both."
         yield "start_layer, end_layer: the pipeline stage in global ids, end exclusive; the default is every layer."
@@ -513,6 +516,8 @@ class _Viewer:
             text = statement(f"{step.name} = ", self.layer_set(step.cases[0].use), IN_FROM_CONFIG)
             return StepView(is_set=True, name=step.name, origin=step.origin, assignment=text)
         self.used.add("agreed")
+        if step.cases[-1].when is not None:
+            self.used.add("open rules")
         rules = []
         for case in step.cases:
             head = Raw("not rules") if case.when is None else self.printer.code(case.when)
@@ -556,14 +561,14 @@ class _Viewer:
                 if isinstance(case.use, DerivedSpace):
                     yield case.use
 
-    def space_code(self, space: SpaceLayout):  # type: ignore[no-untyped-def]
+    def space_code(self, space: SpaceLayout) -> Callable[[RootSpace | DerivedSpace], Code]:
         def code(form: RootSpace | DerivedSpace) -> Code:
             if isinstance(form, RootSpace):
                 items = [Keyword("page_size", self.printer.code(form.page))]
                 items.append(Keyword("slots_per_token", self.rate(form.per_token)))
-                if rate_is_not(form.per_request, 0):
+                if form.per_request.known != 0:
                     items.append(Keyword("slots_per_request", self.rate(form.per_request)))
-                if rate_is_not(form.fixed, 0):
+                if form.fixed.known != 0:
                     items.append(Keyword("fixed_slots", self.rate(form.fixed)))
                 reserve = self.printer.code(form.reserve)
                 if flat(reserve) != "1":
@@ -603,7 +608,7 @@ class _Viewer:
             for case in space.cases:
                 if isinstance(case.use, RootSpace) and not self.whole_rate(case.use.per_token):
                     return True
-                if isinstance(case.use, RootSpace) and rate_is_not(case.use.fixed, 0):
+                if isinstance(case.use, RootSpace) and case.use.fixed.known != 0:
                     return True
         return False
 
@@ -621,7 +626,7 @@ class _Viewer:
 
     # -- buffers
 
-    def branches(self, target: str, cases: tuple[Case, ...], code, what: str) -> str:  # type: ignore[no-untyped-def]
+    def branches(self, target: str, cases: tuple[Case[T], ...], code: Callable[[T], Code], what: str) -> str:
         """`target = …` or an if chain over the cases, at the margin of from_config."""
         margin = " " * IN_FROM_CONFIG
         cases = joined(cases, code)
@@ -642,7 +647,7 @@ class _Viewer:
             lines.append(f"{margin}{' ' * STEP}raise LayoutError({message})")
         return "\n".join(lines)
 
-    def returns(self, cases: tuple[Case, ...], code, indent: int, what: str) -> str:  # type: ignore[no-untyped-def]
+    def returns(self, cases: tuple[Case[T], ...], code: Callable[[T], Code], indent: int, what: str) -> str:
         """The same as a body of `return`s."""
         margin = " " * indent
         lines = []
@@ -762,7 +767,7 @@ class _Viewer:
         return f'sum(buffer.num_bytes(tokens{argument}) for buffer in layout.buffers if buffer.memory == "host")'
 
 
-def joined(cases: tuple[Case, ...], code) -> tuple[Case, ...]:  # type: ignore[no-untyped-def]
+def joined(cases: tuple[Case[T], ...], code: Callable[[T], Code]) -> tuple[Case[T], ...]:
     """The cases, neighbours that say the same made one."""
     found: list[Case] = []
     for case in cases:
@@ -802,10 +807,6 @@ def wrapped(text: str, before: int = 0, later: str = "") -> list[str]:
     safe = safe if safe.endswith((".", "!", "?")) else f"{safe}."
     columns = WIDTH - before if safe.isascii() else (WIDTH - before) // 2  # letters may be two columns wide
     return textwrap.wrap(safe, columns, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
-
-
-def rate_is_not(rate: Rate, number: int) -> bool:
-    return rate.known is None or rate.known != number
 
 
 def in_bytes(bits: Size) -> Size:
@@ -859,23 +860,12 @@ def _domain(item: Parameter) -> str:
     if item.values is not None:
         return ", ".join(str(raw) for raw, _ in item.values)
     match item.kind:
+        case "int" if item.maximum is None:
+            return f"an integer of at least {item.minimum or 0}"
         case "int":
-            low = 0 if item.minimum is None else item.minimum
-            high = PARAMETER_MAX if item.maximum is None else item.maximum
-            return f"an integer of at least {low}" if item.maximum is None else f"an integer from {low} to {high}"
+            return f"an integer from {item.minimum or 0} to {item.maximum}"
         case "ratio":
             return "an exact number such as 1/2"
         case "bool":
             return "True or False"
     return "a text"
-
-
-def _plain(default: object) -> str:
-    return str(default)
-
-
-def describe(condition: Condition) -> str:
-    """A load-time condition in words."""
-    if condition.divisor is None:
-        return f"{condition.number} >= 1"
-    return f"{condition.number} % {condition.divisor} == 0"

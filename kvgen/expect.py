@@ -18,6 +18,7 @@ from typing import Any
 
 from kvgen.cases import reached_cases, truth
 from kvgen.check import why_outside
+from kvgen.evaluate import is_split, memory_of, pages_of
 from kvgen.expr import Literal, Name, names
 from kvgen.nodes import Entry, Mapping, Node, plain
 from kvgen.page import BYTE, FieldLayout
@@ -60,9 +61,9 @@ def prove(scope: Scope, module: ModuleType | None, read: Callable[[str], bytes])
     for expectation in spec.expectations:
         try:
             if module is None:
-                _Fragment(spec, expectation, problems).prove()
+                _FragmentProof(spec, expectation, problems).prove()
             else:
-                proof = _Layout(spec, expectation, problems, module, read)
+                proof = _LayoutProof(spec, expectation, problems, module, read)
                 proof.prove()
                 resolved += [proof.known()] if proof.layout is not None else []
         except _Unreadable:
@@ -124,7 +125,7 @@ class _Proof:
             yield parameter, name, _exact(plain(entry.value), parameter), entry
 
 
-class _Layout(_Proof):
+class _LayoutProof(_Proof):
     """An expectation of a layout, with the emitted module."""
 
     def __init__(
@@ -250,7 +251,7 @@ class _Layout(_Proof):
 
     def claim_page_total(self, entry: Entry) -> None:
         found, wanted = sum(item.layer_page_bytes for item in self.layout.buffers), _number(entry.value)
-        notes = self.shares(None, found, wanted, lambda buffer: self.pages(buffer)[0].slots, "slots")
+        notes = self.shares(None, found, wanted, lambda buffer: pages_of(buffer)[0].slots, "slots")
         self.equal("`page_total`", entry.value.span, found, wanted, notes)
 
     def claim_total_bytes(self, entry: Entry) -> None:
@@ -266,13 +267,13 @@ class _Layout(_Proof):
 
     def claim_page_bytes(self, entry: Entry) -> None:
         for buffer, item in self.each_buffer(entry):
-            for page in self.pages(buffer):
+            for page in pages_of(buffer):
                 what, found, wanted = f"`page_bytes` of `{buffer.name}`", page.page_bytes, _number(item.value)
                 self.equal(what, item.value.span, found, wanted, _page_notes(_parts(page), page.slots, found, wanted))
 
     def claim_slot_bytes(self, entry: Entry) -> None:
         for buffer, item in self.each_buffer(entry):
-            for page in self.pages(buffer):
+            for page in pages_of(buffer):
                 what, found, wanted = f"`slot_bytes` of `{buffer.name}`", page.slot_bytes, _number(item.value)
                 self.equal(what, item.value.span, found, wanted, _page_notes(_parts(page), 1, found, wanted))
 
@@ -301,7 +302,7 @@ class _Layout(_Proof):
         if layer not in buffer.layers:
             owners = f"the layers that have it are {', '.join(map(str, buffer.layers))}" if buffer.layers else None
             raise self.unreadable(f"layer {layer} has no `{name}`", self.claims["layer"].value.span, owners)
-        pages = self.pages(buffer)
+        pages = pages_of(buffer)
         page = pages[buffer.layers.index(layer)] if len(pages) > 1 else pages[0]
         field = self.find(field_name, page.fields, "field", entry.value.span)
         index = claims.get("index") or [0] * (len(field.shape) - 1)
@@ -337,11 +338,7 @@ class _Layout(_Proof):
         return lambda buffer: Fraction(getattr(buffer.space, f"slots_per_{what}", 0))
 
     def buffers(self, memory: str) -> list[Any]:
-        return [item for item in self.layout.buffers if getattr(item, "memory", "device") == memory]
-
-    @staticmethod
-    def pages(buffer: Any) -> tuple[Any, ...]:
-        return buffer.pages if hasattr(buffer, "pages") else (buffer.page,)
+        return [item for item in self.layout.buffers if memory_of(item) == memory]
 
     def each_buffer(self, entry: Entry, skip: tuple[str, ...] = ()) -> Iterator[tuple[Any, Entry]]:
         assert isinstance(entry.value, Mapping)
@@ -375,7 +372,7 @@ class _Layout(_Proof):
         notes: list[str] = []
         shares: dict[str, Fraction] = {}
         for buffer in self.layout.buffers if memory is None else self.buffers(memory):
-            count, pages = slots(buffer), self.pages(buffer)
+            count, pages = slots(buffer), pages_of(buffer)
             if not buffer.layers or not count:
                 continue
             times = 1 if len(pages) > 1 else len(buffer.layers)
@@ -390,7 +387,7 @@ class _Layout(_Proof):
         return (*notes, _difference(shares, found, wanted))
 
 
-class _Fragment(_Proof):
+class _FragmentProof(_Proof):
     """An expectation of a fragment: the bytes of a page of one of its formats."""
 
     def prove(self) -> None:
@@ -458,7 +455,7 @@ def _as_raw(parameter: Parameter, value: Any) -> Any:
     raw = {named: given for given, named in parameter.values or ()}
     if isinstance(value, list):
         return [raw.get(item, item) for item in value]
-    return raw.get(value, value) if not isinstance(value, list) else value
+    return raw.get(value, value)
 
 
 def _put(config: dict[str, Any], path: str, value: object) -> None:
@@ -484,11 +481,7 @@ def _number(node: Node) -> Fraction | int:
 
 
 def _written(value: object) -> str:
-    if isinstance(value, (int, Fraction)) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(str, value))}]"
-    return str(value)
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def _field_bytes(field: Any) -> Fraction:
@@ -553,8 +546,8 @@ def _plane(page: Any, field: Any) -> Any:
 
 
 def _stride(page: Any, field: Any) -> int:
-    return _plane(page, field).page_bytes if getattr(page, "split", False) else page.page_bytes
+    return _plane(page, field).page_bytes if is_split(page) else page.page_bytes
 
 
 def _offset(page: Any, field: Any) -> int:
-    return field.offset - (_plane(page, field).offset if getattr(page, "split", False) else 0)
+    return field.offset - (_plane(page, field).offset if is_split(page) else 0)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from kvgen.budget import buffer_as_json, pages_of, plain, shown
+from kvgen.budget import buffer_as_json, plain, shown
 from kvgen.bytemap import page_lines
+from kvgen.evaluate import is_split, memory_of, pages_of
 from kvgen.expr import show
 from kvgen.layout import BufferLayout, DerivedSpace, Layout, LetLayout, RootSpace, SpaceLayout
 from kvgen.page import BYTE, FieldLayout, Page
@@ -39,7 +40,7 @@ def explain(layout: Layout, module: ModuleType | None = None, resolved: Any = No
 
 def _resolved_page(page: Any) -> Iterator[str]:
     """A page whose numbers load time decided: each field with its shape and strides in bytes, slot axis first."""
-    split = ", a tensor for each plane" if getattr(page, "split", False) else ""
+    split = ", a tensor for each plane" if is_split(page) else ""
     slots = f"{page.slots} slot{_s(page.slots)}"
     yield f"{page.format}: a page of {slots} is {shown(page.page_bytes)} bytes{split}"
     width = max(len(field.name) for field in page.fields)
@@ -161,7 +162,7 @@ def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
         )
     yield "buffers"
     for buffer in resolved.buffers:
-        memory = ", in host memory" if getattr(buffer, "memory", "device") == "host" else ""
+        memory = ", in host memory" if memory_of(buffer) == "host" else ""
         pages = {(page.format, page.slots, page.page_bytes, page.slot_bytes) for page in pages_of(buffer)}
         forms = "; ".join(
             f"{form}, {shown(slot)} bytes a slot, {shown(size)} a page of {slots}"
@@ -247,7 +248,7 @@ def _resolved_page_json(page: Any) -> dict[str, Any]:
         "format": page.format,
         "slots": page.slots,
         "page_bytes": page.page_bytes,
-        "split": getattr(page, "split", False),
+        "split": is_split(page),
         "fields": [
             {
                 "name": field.name,

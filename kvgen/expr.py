@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from kvgen.nodes import Scalar
-from kvgen.problems import Label, Problem, Span
+from kvgen.problems import InternalError, Label, Problem, Span
 
 MAX_CHARACTERS = 1_000
 MAX_DEPTH = 32  # brackets, calls, `not` and `if` within each other
@@ -169,7 +169,7 @@ def show(expr: Expr, outer: int = 0) -> str:
             own = 0
             text = f"{show(expr.then, 1)} if {show(expr.test, 1)} else {show(expr.otherwise)}"
         case _:
-            raise TypeError(type(expr))
+            raise InternalError(f"cannot show {type(expr).__name__}")
     return f"({text})" if outer > own else text
 
 

@@ -9,21 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations
+from typing import TypeVar
 
 from kvgen.cases import truth, try_cases
 from kvgen.expr import Binary, Call, Conditional, Expr, Index, Literal, Name, Unary, children, names, show, walk
 from kvgen.page import Page
 from kvgen.placing import resolve_page
-from kvgen.problems import InternalError, Problem, Span
+from kvgen.problems import NOWHERE, InternalError, Problem
 from kvgen.scope import Entity, Scope
 from kvgen.size import Size
 from kvgen.space import Rate, affine, page_sizes, page_slots
 from kvgen.spec import Buffer, Case, Derived, Format, LayerSet, Let, Parameter, Root, Space, Spec
 from kvgen.types import DTYPES, Bool, Int, Ratio
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,20 +78,6 @@ class BufferLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationLayout:
-    """A name that an engine knows one of the derived operations by."""
-
-    name: str
-    origin: str
-    verb: str
-    buffers: tuple[str, ...]
-    arguments: tuple[tuple[str, str], ...]
-    returns: tuple[str, ...] | None
-    view: str | None
-    at: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class SetLayout:
     """Layers named by a rule, or by the first of several rules that applies."""
 
@@ -129,9 +118,8 @@ class Layout:
     pages: tuple[Page, ...]  # every page that some buffer or `sizeof` uses
     aliases: tuple[tuple[str, tuple[Case[str], ...]], ...]  # formats that `sizeof` asks for by a name with cases
     buffers: tuple[BufferLayout, ...]
-    operations: tuple[OperationLayout, ...]
     reached: frozenset[str]  # names of parameters, lets and sets that the above mentions
-    annotations: tuple[tuple[str, str], ...]  # of the lets that depend on the layer: name, Python type
+    annotations: tuple[tuple[str, str], ...]  # of the names that depend on the layer: name, Python type
     fingerprint: str
 
 
@@ -197,7 +185,6 @@ class _Resolver:
             pages=tuple(self.pages.values()),
             aliases=tuple(self.aliases.items()),
             buffers=buffers,
-            operations=tuple(self.operations()),
             reached=frozenset(self.reached),
             annotations=tuple(
                 (name, _annotation(entity)) for name, entity in self.scope.entities.items() if entity.varies
@@ -228,7 +215,7 @@ class _Resolver:
         for part in walk(folded):
             if isinstance(part, Call) and part.function == "sizeof":
                 assert isinstance(part.arguments[0], Name)
-                self.size_of(part.arguments[0].name, part.arguments[1])
+                self.size_of(part.arguments[0].name)
         for name in sorted(names(folded)):
             self.reach(name)
         return folded
@@ -306,8 +293,8 @@ class _Resolver:
                 self.reach(name)
         return self.pages[key]
 
-    def size_of(self, name: str, slots: Expr) -> None:
-        """Make the pages that `sizeof(name, slots)` asks for, with their slots left to load time."""
+    def size_of(self, name: str) -> None:
+        """Make the pages that `sizeof(name, …)` asks for, with their slots left to load time."""
         format = self.formats[name]
         if not format.cases:
             self.page(format, Size.of("slots"))
@@ -315,7 +302,7 @@ class _Resolver:
         cases = self.format_cases(format)
         self.aliases[name] = cases
         for case in cases:
-            self.size_of(case.use, slots)
+            self.size_of(case.use)
 
     def format_cases(self, format: Format) -> tuple[Case[str], ...]:
         """The formats a name stands for, cases of cases flattened."""
@@ -371,7 +358,6 @@ class _Resolver:
         pages = tuple(
             Case(when=case.when, use=self.page(self.formats[case.use], slots), span=case.span) for case in cases
         )
-        varying = {name for case in pages for name in page_names(case.use) if self.scope.varies(_name(name))}
         return BufferLayout(
             name=buffer.name.text,
             origin=buffer.path,
@@ -384,26 +370,12 @@ class _Resolver:
             align=self.taken(buffer.align),
             split=self.taken(buffer.split),
             memory=buffer.memory,
-            varies=bool(varying),
+            varies=any(self.scope.varies(_name(name)) for case in pages for name in page_names(case.use)),
         )
-
-    def operations(self) -> Iterable[OperationLayout]:
-        for item in self.spec.operations:
-            buffers = item.buffers if item.buffers is not None else tuple(buffer.name for buffer in self.spec.buffers)
-            yield OperationLayout(
-                name=item.name.text,
-                origin=item.path,
-                verb=item.verb,
-                buffers=tuple(buffer.text for buffer in buffers),
-                arguments=tuple((argument.text, field.text) for argument, field in item.arguments),
-                returns=None if item.returns is None else tuple(field.text for field in item.returns),
-                view=item.view,
-                at=item.at,
-            )
 
 
 def _name(name: str) -> Name:
-    return Name(name=name, span=Span("", 1, 1, 1, 1))
+    return Name(name=name, span=NOWHERE)
 
 
 def page_names(page: Page) -> tuple[str, ...]:
@@ -447,7 +419,7 @@ def fingerprint(layout: Layout) -> str:
 
 
 def _canonical(layout: Layout) -> dict[str, object]:
-    def cases(items: tuple[Case, ...], use) -> list[list[object]]:  # type: ignore[no-untyped-def]
+    def cases(items: tuple[Case[T], ...], use: Callable[[T], object]) -> list[list[object]]:
         return [[None if case.when is None else show(case.when), use(case.use)] for case in items]
 
     def expr(value: Expr | None) -> str | None:

@@ -106,7 +106,7 @@ class Local:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """Every byte of a page of `slots` slots, decided but for the load-time names in `arguments`.
+    """Every byte of a page of `slots` slots, decided but for the names of load time.
 
     Constructing it proves that planes follow each other inside the page, and that every field covers each of its axes
     exactly once, innermost strides dense, each outer stride stepping over all that lies within it.

@@ -595,9 +595,7 @@ class _Resolver:
         steps += [(f"stride of {field.name}", piece.stride, behind) for pieces in field.pieces for piece in pieces]
         steps.append((f"page of {field.name}", page_bytes * BYTE, "at the end of the page"))
         for what, bits, where in steps:
-            size, number = _in_bytes(field.bits), _in_bytes(bits)
-            if size is None or number is None:
-                raise InternalError(f"{field.origin}: bits that are not whole bytes")
+            size, number = field.bits.divided_by(BYTE), bits.divided_by(BYTE)
             if not self.require_multiple(number, size, what):
                 message = f"`{field.name}` is not aligned: {what.split(' ')[0]} {number} is no multiple of {size}"
                 help = f"put `{{align: {size}}}` {where}"
@@ -695,10 +693,6 @@ _LIMITS = {  # least and greatest value that a field can start as
     "i32": (-(2**31), 2**31 - 1),
     "i64": (-(2**63), 2**63 - 1),
 }
-
-
-def _in_bytes(bits: Size) -> Size | None:
-    return bits.divided_by(BYTE) if bits.divisible_by(BYTE) else None
 
 
 def _first(axes: list[_Axis], name: str) -> int | None:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from kvgen.problems import InternalError
+
 WIDTH = 120
 STEP = 4
 
@@ -196,7 +198,7 @@ def flat(code: Code) -> str:
             return f"{flat(code.then)} if {flat(code.test)} else {flat(code.otherwise)}"
         case Attribute():
             return f"{flat(code.owner)}.{code.name}"
-    raise TypeError(type(code))
+    raise InternalError(f"cannot print {type(code).__name__}")
 
 
 def is_broken(code: Code) -> bool:
@@ -302,7 +304,7 @@ def value(item: object) -> Code:
             return Raw(quoted(item))
         case tuple():
             return Group("(", tuple(value(part) for part in item), lone_comma=True)
-    raise TypeError(type(item))
+    raise InternalError(f"cannot print {type(item).__name__}")
 
 
 def keywords(**items: Code) -> tuple[Code, ...]:
@@ -313,6 +315,6 @@ def call(name: str, *items: Code) -> Group:
     return Group(f"{name}(", items)
 
 
-def numbers(values: Sequence[Code]) -> Code:
+def tuple_of(values: Sequence[Code]) -> Code:
     """A tuple, of one item too."""
     return Group("(", tuple(values), lone_comma=True)

@@ -138,4 +138,5 @@ class ModuleView:
     has_host: bool
     has_floors: bool
     has_layer_requires: bool
+    has_open_rules: bool
     has_derived_sources: bool

@@ -205,9 +205,9 @@ class RequestsLayout:
                 _Derived("state_heads * 4", ("state_heads",), lambda state_heads: state_heads * 4),
                 kind=_integer(),
             )
-            role = read.choice("role", _one_of("target", "draft", "both"), default="target")
-            start_layer = read.choice("start_layer", _integer(), default=0)
-            end_layer = read.choice("end_layer", _integer(), default=None)
+            role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
+            start_layer = read.choice("start_layer", kind=_integer(), default=0)
+            end_layer = read.choice("end_layer", kind=_integer(), default=None)
             read.stop_if_incomplete()
 
             layers = range(num_layers)
@@ -353,6 +353,9 @@ class LayoutError(ValueError):
         return "\n".join(f"requests: {problem}" for problem in self.problems)
 
 
+_REQUIRED = object()  # the default of a field that has none
+
+
 class _Inputs:
     """Reads a config and choices; keeps every problem for one error."""
 
@@ -387,7 +390,7 @@ class _Inputs:
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
             raise LayoutError(*dict.fromkeys(self.problems)) from None
 
-    def config(self, *sources: "str | _Derived", kind: Callable, **default: object) -> Any:
+    def config(self, *sources: "str | _Derived", kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
         for source in sources:
             if isinstance(source, _Derived):
@@ -402,9 +405,9 @@ class _Inputs:
                 self.used[source] = None if found is None else _frozen(value)
                 return found
         names = [str(source) for source in sources]
-        if "default" in default:
-            self.defaults[names[0]] = default["default"]
-            return default["default"]
+        if default is not _REQUIRED:
+            self.defaults[names[0]] = default
+            return default
         self.problems.append(f"{' or '.join(names)} is missing from the config")
         self.complete = False
         return None
@@ -586,7 +589,7 @@ class RequestsPool:
         layout: what to allocate.
         tokens: a multiple of `layout.granule`; a space has its reserved pages on top.
         device: anything `torch.device` takes; on "meta" nothing is allocated.
-        requests: slots of spaces that grow with requests.
+        requests: how many at a time, for spaces that grow with them.
         allocate: `allocate(name, layer, nbytes)` returns contiguous uint8 memory of the device, 256-byte aligned; it
             is zeroed here. The default is `torch.zeros`.
         backend: "auto" (torch on CPU, Triton on CUDA), "torch" or "triton".
@@ -672,11 +675,11 @@ class RequestsPool:
         found = self._buffers.get((str(name), layer_id))
         if found is not None:
             return found
-        owners = self.layout.layers(name)
-        held = sorted({layer for buffer in self.layout.buffers for layer in buffer.layers})
+        buffer = self.layout.buffer(name)
+        held = sorted({layer for other in self.layout.buffers for layer in other.layers})
         if layer_id not in held:
             raise ValueError(f"layer_id must be a layer of this pool, {held}, not {_shown(layer_id)}")
-        raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(owners)}")
+        raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(buffer.layers)}")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")

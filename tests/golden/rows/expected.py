@@ -155,9 +155,9 @@ class RowsLayout:
         with _Inputs(config, choices) as read:
             num_layers = read.config("num_hidden_layers", kind=_integer())
             read.fixed("latent_dim", kind=_exactly(256))
-            role = read.choice("role", _one_of("target", "draft", "both"), default="target")
-            start_layer = read.choice("start_layer", _integer(), default=0)
-            end_layer = read.choice("end_layer", _integer(), default=None)
+            role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
+            start_layer = read.choice("start_layer", kind=_integer(), default=0)
+            end_layer = read.choice("end_layer", kind=_integer(), default=None)
             read.stop_if_incomplete()
 
             layers = range(num_layers)
@@ -283,6 +283,9 @@ class LayoutError(ValueError):
         return "\n".join(f"rows: {problem}" for problem in self.problems)
 
 
+_REQUIRED = object()  # the default of a field that has none
+
+
 class _Inputs:
     """Reads a config and choices; keeps every problem for one error."""
 
@@ -317,7 +320,7 @@ class _Inputs:
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
             raise LayoutError(*dict.fromkeys(self.problems)) from None
 
-    def config(self, *sources: str, kind: Callable, **default: object) -> Any:
+    def config(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
         for source in sources:
             value = self.find(source)
@@ -326,17 +329,17 @@ class _Inputs:
                 self.used[source] = None if found is None else _frozen(value)
                 return found
         names = [str(source) for source in sources]
-        if "default" in default:
-            self.defaults[names[0]] = default["default"]
-            return default["default"]
+        if default is not _REQUIRED:
+            self.defaults[names[0]] = default
+            return default
         self.problems.append(f"{' or '.join(names)} is missing from the config")
         self.complete = False
         return None
 
-    def fixed(self, *sources: str, kind: Callable, **default: object) -> None:
+    def fixed(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> None:
         """Check a value that has to be what this layout is made for."""
         complete = self.complete
-        self.config(*sources, kind=kind, **default)
+        self.config(*sources, kind=kind, default=default)
         self.complete = complete
 
     def find(self, name: str) -> object:
@@ -390,7 +393,8 @@ def _integer(minimum: int = 0, maximum: int = 2**40) -> Callable:
 
 def _exactly(wanted: object) -> Callable:
     def read(value: object) -> object:
-        if type(_frozen(value)) is not type(wanted) or _frozen(value) != wanted:
+        found = _frozen(value)
+        if type(found) is not type(wanted) or found != wanted:
             raise ValueError(f"this layout is for {_plain(wanted)}, found {_shown(value)}")
         return wanted
 
@@ -489,7 +493,7 @@ class RowsPool:
         layout: what to allocate.
         tokens: a multiple of `layout.granule`; a space has its reserved pages on top.
         device: anything `torch.device` takes; on "meta" nothing is allocated.
-        requests: slots of spaces that grow with requests.
+        requests: how many at a time, for spaces that grow with them.
         allocate: `allocate(name, layer, nbytes)` returns contiguous uint8 memory of the device, 256-byte aligned; it
             is zeroed here. The default is `torch.zeros`.
         backend: "auto" (torch on CPU, Triton on CUDA), "torch" or "triton".
@@ -560,11 +564,11 @@ class RowsPool:
         found = self._buffers.get((str(name), layer_id))
         if found is not None:
             return found
-        owners = self.layout.layers(name)
-        held = sorted({layer for buffer in self.layout.buffers for layer in buffer.layers})
+        buffer = self.layout.buffer(name)
+        held = sorted({layer for other in self.layout.buffers for layer in other.layers})
         if layer_id not in held:
             raise ValueError(f"layer_id must be a layer of this pool, {held}, not {_shown(layer_id)}")
-        raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(owners)}")
+        raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(buffer.layers)}")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")
