@@ -379,6 +379,8 @@ def _resolve(compiled: Compiled, config: str, settings: Sequence[str]) -> Any:
         return compiled.namespace.Layout.from_config(config, **choices)
     except compiled.namespace.LayoutError as error:
         place = Label(Span.of_file(config))
+        if all(problem.startswith("start_layer ") for problem in error.problems):
+            raise usage(f"--set: {error.problems[0]}") from None
         raise Failure(1, [Problem("KV401", problem, place) for problem in error.problems]) from None
     except OSError as error:
         raise unreadable(config, error) from None

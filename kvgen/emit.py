@@ -227,6 +227,10 @@ class _Viewer:
             has_layer_requires=bool(layer_requires),
             has_open_rules="open rules" in self.used,
             has_derived_sources=derived,
+            has_several_sources=derived or any(len(item.sources) > 1 for item in layout.parameters),
+            has_dotted_paths=any(
+                "." in name for item in layout.parameters for part in item.sources for name in names(part)
+            ),
         )
 
     # -- head

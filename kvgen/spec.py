@@ -381,7 +381,7 @@ class _Builder:
         if kind == "contract":
             self._unsupported(self.root.entry("contract").key.span, "contract files")
             return None
-        if self.root.get("tensors"):
+        if self.root.get("tensors") is not None:
             self._unsupported(self.root.entry("tensors").key.span, "`tensors`")
         spec = Spec(
             file=self.file,

@@ -140,3 +140,5 @@ class ModuleView:
     has_layer_requires: bool
     has_open_rules: bool
     has_derived_sources: bool
+    has_several_sources: bool
+    has_dotted_paths: bool

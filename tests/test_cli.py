@@ -655,6 +655,8 @@ def test_set_twice() -> None:
         ('{"num_hidden_layers": true}', ["num_hidden_layers: expected an integer, found True"]),
         ("[]", ["config.json holds no JSON object but []"]),
         ("{", ["config.json is no JSON: "]),
+        ('{"a": 1, "b": {"c": 1, "d": 2, "c": 1}}', ["config.json is no JSON: the key 'c' is there twice"]),
+        ('{"a": "' + "x" * 2**24 + '"}', ["config.json is no JSON: it is over 2^24 characters"]),
         ("\xff", ["config.json is no JSON: "]),
     ],
 )
@@ -684,7 +686,7 @@ def test_choices_that_the_layout_refuses() -> None:
     done = choices("depth=8", "wide=false")
     assert (done.status, done.message) == (1, "deep buffers are wide")
     done = choices("start_layer=3", "end_layer=9")
-    assert done.status == 1 and "end_layer 9" in done.message
+    assert (done.status, done.message) == (2, "--set: start_layer 3 and end_layer 9 are not in order within 4 layers")
 
 
 # budget

@@ -109,8 +109,8 @@ def test_what_a_pool_is_asked_for() -> None:
             pool.buffer("k", layer)
     with pytest.raises(LookupError):
         pool.buffer([], 0)
-    for device in ("zzz", None, 1.5):
-        with pytest.raises(ValueError, match="^device must be one that torch knows, not "):
+    for device in ("zzz", None, 1.5, "xpu:7"):
+        with pytest.raises(ValueError, match="^device must be one that torch has here, not "):
             odd.Pool(odd.Layout.from_config({"n": 2}), 4, device=device)
     assert odd.Pool(odd.Layout.from_config({"n": 2}), 4, device=torch.device("meta")).num_bytes() == 2 * 2 * 32
 

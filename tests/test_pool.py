@@ -162,6 +162,12 @@ def test_unfit_memory_is_refused(allocate: Callable[[str, int, int], Any], words
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize("allocate", [5, "torch.empty", torch.zeros(3)])
+def test_an_allocator_that_is_no_function(allocate: Any) -> None:
+    with pytest.raises(ValueError, match="^allocate must be a function, not "):
+        Pool(small(), 64, allocate=allocate)
+
+
 def test_memory_of_the_cpu_is_refused_on_meta() -> None:
     with pytest.raises(ValueError, match="allocate.*meta"):
         Pool(small(), 64, "meta", allocate=lambda name, layer, nbytes: aligned(nbytes))

@@ -353,6 +353,16 @@ class LayoutError(ValueError):
         return "\n".join(f"requests: {problem}" for problem in self.problems)
 
 
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object. ValueError where a key is there twice."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {_shown(key)} is there twice")
+        found[key] = value
+    return found
+
+
 _REQUIRED = object()  # the default of a field that has none
 
 
@@ -365,7 +375,9 @@ class _Inputs:
             with open(path, encoding="utf-8") as file:
                 try:
                     text = file.read(2**24 + 1)
-                    config = json.loads(text) if len(text) <= 2**24 else "over 2^24 characters"
+                    if len(text) > 2**24:
+                        raise ValueError("it is over 2^24 characters")
+                    config = json.loads(text, object_pairs_hook=_once)
                 except (ValueError, RecursionError) as error:
                     raise LayoutError(f"{path} is no JSON: {error}") from None
             if not isinstance(config, dict):
@@ -417,10 +429,15 @@ class _Inputs:
         return next((value for section in self.sections if (value := _field(section, name)) is not None), None)
 
     def choice(self, name: str, kind: Callable, default: object) -> Any:
-        """The value of a keyword argument."""
+        """The value of a keyword argument; the default where there is none, or none that can be read."""
         self.known_choices.append(name)
         value = self.choices.get(name)
-        return default if value is None else self.checked(name, kind, value)
+        if value is None:
+            return default
+        complete = self.complete
+        found = self.checked(name, kind, value)
+        self.complete = complete
+        return default if found is None else found
 
     def checked(self, name: str, kind: Callable, value: object) -> Any:
         """The value as its kind reads it; None after keeping a problem."""
@@ -614,10 +631,13 @@ class RequestsPool:
         self.layout = layout
         self.tokens = tokens
         self.requests = requests
+        if allocate is not None and not callable(allocate):
+            raise ValueError(f"allocate must be a function, not {_shown(allocate)}")
         try:
             self.device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device must be one that torch knows, not {_shown(device)}") from error
+            torch.empty(0, device=self.device)
+        except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+            raise ValueError(f"device must be one that torch has here, not {_shown(device)}") from error
         self.backend = backend
         self._allocate = allocate
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}

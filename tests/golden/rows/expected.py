@@ -283,6 +283,16 @@ class LayoutError(ValueError):
         return "\n".join(f"rows: {problem}" for problem in self.problems)
 
 
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object. ValueError where a key is there twice."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {_shown(key)} is there twice")
+        found[key] = value
+    return found
+
+
 _REQUIRED = object()  # the default of a field that has none
 
 
@@ -295,7 +305,9 @@ class _Inputs:
             with open(path, encoding="utf-8") as file:
                 try:
                     text = file.read(2**24 + 1)
-                    config = json.loads(text) if len(text) <= 2**24 else "over 2^24 characters"
+                    if len(text) > 2**24:
+                        raise ValueError("it is over 2^24 characters")
+                    config = json.loads(text, object_pairs_hook=_once)
                 except (ValueError, RecursionError) as error:
                     raise LayoutError(f"{path} is no JSON: {error}") from None
             if not isinstance(config, dict):
@@ -320,26 +332,24 @@ class _Inputs:
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
             raise LayoutError(*dict.fromkeys(self.problems)) from None
 
-    def config(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> Any:
-        """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
-        for source in sources:
-            value = self.find(source)
-            if value is not None:
-                found = self.checked(source, kind, value)
-                self.used[source] = None if found is None else _frozen(value)
-                return found
-        names = [str(source) for source in sources]
+    def config(self, name: str, kind: Callable, default: object = _REQUIRED) -> Any:
+        """The value of a field; the default, if there is one, where it is absent."""
+        value = self.find(name)
+        if value is not None:
+            found = self.checked(name, kind, value)
+            self.used[name] = None if found is None else _frozen(value)
+            return found
         if default is not _REQUIRED:
-            self.defaults[names[0]] = default
+            self.defaults[name] = default
             return default
-        self.problems.append(f"{' or '.join(names)} is missing from the config")
+        self.problems.append(f"{name} is missing from the config")
         self.complete = False
         return None
 
-    def fixed(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> None:
+    def fixed(self, name: str, kind: Callable, default: object = _REQUIRED) -> None:
         """Check a value that has to be what this layout is made for."""
         complete = self.complete
-        self.config(*sources, kind=kind, default=default)
+        self.config(name, kind, default)
         self.complete = complete
 
     def find(self, name: str) -> object:
@@ -347,10 +357,15 @@ class _Inputs:
         return next((value for section in self.sections if (value := _field(section, name)) is not None), None)
 
     def choice(self, name: str, kind: Callable, default: object) -> Any:
-        """The value of a keyword argument."""
+        """The value of a keyword argument; the default where there is none, or none that can be read."""
         self.known_choices.append(name)
         value = self.choices.get(name)
-        return default if value is None else self.checked(name, kind, value)
+        if value is None:
+            return default
+        complete = self.complete
+        found = self.checked(name, kind, value)
+        self.complete = complete
+        return default if found is None else found
 
     def checked(self, name: str, kind: Callable, value: object) -> Any:
         """The value as its kind reads it; None after keeping a problem."""
@@ -411,16 +426,13 @@ def _one_of(*words: str) -> Callable:
     return read
 
 
-def _field(section: object, path: str) -> object:
-    """What a mapping or object has at a dotted path, or None."""
-    for key in path.split("."):
-        if isinstance(section, Mapping):
-            section = section.get(key)
-        elif isinstance(section, (bool, int, float, str, bytes, list, tuple)):
-            return None  # a plain value has no fields, whatever attributes Python gives it
-        else:
-            section = getattr(section, key, None)
-    return section
+def _field(section: object, name: str) -> object:
+    """What a mapping or object has under a name, or None."""
+    if isinstance(section, Mapping):
+        return section.get(name)
+    if isinstance(section, (bool, int, float, str, bytes, list, tuple)):
+        return None  # a plain value has no fields, whatever attributes Python gives it
+    return getattr(section, name, None)
 
 
 def _named(name: str, items: tuple, what: str) -> Any:
@@ -518,10 +530,13 @@ class RowsPool:
         self.layout = layout
         self.tokens = tokens
         self.requests = requests
+        if allocate is not None and not callable(allocate):
+            raise ValueError(f"allocate must be a function, not {_shown(allocate)}")
         try:
             self.device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device must be one that torch knows, not {_shown(device)}") from error
+            torch.empty(0, device=self.device)
+        except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+            raise ValueError(f"device must be one that torch has here, not {_shown(device)}") from error
         self.backend = backend
         self._allocate = allocate
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
