@@ -656,7 +656,7 @@ def test_set_twice() -> None:
         ("[]", ["config.json holds no JSON object but []"]),
         ("{", ["config.json is no JSON: "]),
         ('{"a": 1, "b": {"c": 1, "d": 2, "c": 1}}', ["config.json is no JSON: the key 'c' is there twice"]),
-        ('{"a": "' + "x" * 2**24 + '"}', ["config.json is no JSON: it is over 2^24 characters"]),
+        pytest.param('{"a": "' + "x" * 2**24 + '"}', ["config.json is no JSON: it is over 2^24 characters"], id="long"),
         ("\xff", ["config.json is no JSON: "]),
     ],
 )
