@@ -353,6 +353,82 @@ def price_dsv4(config: Config, choices: Choices, tokens: int, requests: int) -> 
     return total
 
 
+# -- gemma3n: the last layers hold nothing, one in five of the others every token
+
+
+def draw_gemma3n(draw: random.Random) -> tuple[Config, Choices]:
+    layers = draw.randint(1, 12)
+    config = {
+        "num_hidden_layers": layers,
+        "num_kv_shared_layers": draw.randint(0, layers - 1),
+        "num_key_value_heads": draw.choice([2, 4]),
+        "head_dim": draw.choice([64, 256]),
+    }
+    if draw.random() < 0.5:
+        config["layer_types"] = [draw.choice(["sliding_attention", "full_attention"]) for _ in range(layers)]
+    choices = {
+        "kv_format": draw.choice(["bf16", "fp8"]),
+        "kv_order": draw.choice(["nhd", "hnd"]),
+        "page_size": draw.choice([1, 16, 64]),
+        "tp_size": draw.choice([1, 2, 8]),
+        "swa_ratio": draw.choice([0, 1, "1/10", Fraction(2, 3)]),
+    }
+    return config, choices | stage(draw, layers)
+
+
+def price_gemma3n(config: Config, choices: Choices, tokens: int, requests: int) -> int:
+    page = choices["page_size"]
+    heads = shard(config["num_key_value_heads"], choices["tp_size"])
+    row = 2 * heads * config["head_dim"] * {"bf16": 2, "fp8": 1}[choices["kv_format"]]
+    window = floor(tokens * Fraction(str(choices["swa_ratio"])) / page) * page
+    types = config.get("layer_types")
+    total = 0
+    for layer in held(config, choices):
+        if layer < config["num_hidden_layers"] - config["num_kv_shared_layers"]:
+            full = (layer + 1) % 5 == 0 if types is None else types[layer] == "full_attention"
+            total += ((tokens if full else window) + page) * row
+    return total
+
+
+# -- dsv41: source layers alone keep compressed rows and index keys
+
+
+def draw_dsv41(draw: random.Random) -> tuple[Config, Choices]:
+    layers, drafts = draw.randint(1, 8), draw.randint(0, 2)
+    config = {
+        "num_hidden_layers": layers,
+        "num_nextn_predict_layers": drafts,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "index_head_dim": 128,
+        "compress_ratios": [draw.choice([0, 1, 2]) for _ in range(layers)],
+        "kv_source_layer_ids": [layer for layer in range(layers) if draw.random() < 0.5],
+        "index_source_layer_ids": [layer for layer in range(layers) if draw.random() < 0.5],
+    }
+    choices = {
+        "rows": draw.choice(["split", "interleaved"]),
+        "compressed": draw.choice(["fp8", "fp4"]),
+        "swa_ratio": draw.choice([0, 1, "1/10", Fraction(2, 3)]),
+    }
+    return config, choices | stage(draw, layers + drafts)
+
+
+def price_dsv41(config: Config, choices: Choices, tokens: int, requests: int) -> int:
+    pages = tokens // 256 + 1
+    window = floor(tokens * Fraction(str(choices["swa_ratio"])) / 256) + 1
+    row = {"fp8": 528, "fp4": 288}[choices["compressed"]]  # 512 codes and 16 scales; half of the codes, 32 scales
+    total = 0
+    for layer in held(config, choices):
+        total += window * 256 * 528
+        ratio = config["compress_ratios"][layer] if layer < config["num_hidden_layers"] else 0
+        if ratio and layer in config["kv_source_layer_ids"]:
+            total += pages * 256 // ratio * row
+            total += (ratio == 2) * (2 * requests + 2) * 2 * 512 * 4  # values and scores of the pending pairs
+        if ratio and layer in config["index_source_layer_ids"]:
+            total += pages * 256 // ratio * 68
+    return total
+
+
 def page_size(config: Config, choices: Choices) -> int:
     return choices["page_size"]
 
@@ -370,6 +446,8 @@ FAMILIES = [
         lambda config, choices: sizes_of_qwen3_next(config, choices)[0],
     ),
     Family("dsv4", draw_dsv4, price_dsv4, lambda config, choices: 256),
+    Family("gemma3n", draw_gemma3n, price_gemma3n, page_size),
+    Family("dsv41", draw_dsv41, price_dsv41, lambda config, choices: 256),
 ]
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
