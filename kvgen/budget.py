@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from dataclasses import dataclass
 from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
 from kvgen.evaluate import is_split, memory_of, pages_of
+from kvgen.text import ending, wrap
 
-WIDTH = 100
 ALLOCATOR_STEP = 2 * 2**20  # CUDA's caching allocator rounds large tensors up to this
 
 
@@ -53,9 +52,7 @@ class Budget:
         return {
             "layout": name,
             "fingerprint": layout.fingerprint,
-            "choices": {name: plain(value) for name, value in layout.choices.items()},
-            "config_used": {name: plain(value) for name, value in layout.config_used.items()},
-            "defaults_used": {name: plain(value) for name, value in layout.defaults_used.items()},
+            **inputs_as_json(layout),
             "bytes_per_token": plain(module.cell_size(layout)),
             "fixed_bytes": module.bytes_for(layout, 0, self.requests),
             "tokens": None if self.unbounded else self.tokens,
@@ -96,6 +93,12 @@ def plain(value: object) -> object:
 def same(values: list[object]) -> object:
     """The one value they all are, or the list of them."""
     return values[0] if len(set(map(str, values))) == 1 else values
+
+
+def inputs_as_json(layout: Any) -> dict[str, Any]:
+    """What decided a resolved layout: its choices, and the fields of the config with the defaults of those absent."""
+    inputs = {"choices": layout.choices, "config_used": layout.config_used, "defaults_used": layout.defaults_used}
+    return {title: {name: plain(value) for name, value in items.items()} for title, items in inputs.items()}
 
 
 def buffer_as_json(layout: Any, buffer: Any) -> dict[str, Any]:
@@ -151,7 +154,7 @@ def _fixed(budget: Budget) -> str:
     """What the fixed bytes are for."""
     if not budget.requests:
         return "reserved pages"
-    return f"reserved pages and {budget.requests:,} request{'' if budget.requests == 1 else 's'}"
+    return f"reserved pages and {budget.requests:,} request{ending(budget.requests)}"
 
 
 def _buffer_table(budget: Budget) -> list[str]:
@@ -212,12 +215,4 @@ def in_units(number: int) -> str:
 
 def _wrapped(title: str, text: str, margin: str = "  ") -> list[str]:
     """A list of facts behind its title, later lines below the first fact."""
-    indent = " " * len(margin + title)
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=margin + title,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrap(text, margin + title, " " * len(margin + title))

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
 from kvgen.page import BYTE, FieldLayout, Page, PlaneLayout
 from kvgen.size import Size
-
-WIDTH = 100
+from kvgen.text import ending, wrap
 
 
 def page_lines(page: Page) -> Iterator[str]:
     """The byte map of one page, a line for each plane and field, in at most 100 columns."""
     for line in _lines(page):
         margin = " " * (len(line) - len(line.lstrip()) + 4)
-        yield from textwrap.wrap(line, WIDTH, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False)
+        yield from wrap(line, later=margin)
 
 
 def _lines(page: Page) -> Iterator[str]:
-    slots = "" if page.slots.known is None else f" of {page.slots} slot{'' if page.slots.known == 1 else 's'}"
+    slots = "" if page.slots.known is None else f" of {page.slots} slot{ending(page.slots.known)}"
     yield f"{page.format}: a page{slots} is {page.page_bytes} bytes"
     for local in page.locals:
         up = f", up to a multiple of {local.align}" if local.align > 1 else ""

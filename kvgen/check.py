@@ -38,7 +38,7 @@ from kvgen.spec import (
     Space,
     Spec,
 )
-from kvgen.types import DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, closest, suggest
+from kvgen.types import DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, Type, closest, suggest
 
 CODES = {
     "KV240": "a name defined twice",
@@ -541,18 +541,23 @@ def check_requires(spec: Spec, scope: Scope) -> Iterator[Problem]:
         place = Place(f"{item.path}.that")
         if scope.varies(item.that):
             place = Place(place.path, frozenset({"layer"}), scope.layered_facts)
-        scope.expect(item.that, Bool, place, problems)
-        yield from _foldable(scope, item.that, place.path)
+        _typed(scope, item.that, Bool, place, problems)
     if spec.layers is not None:
         for expr, path in ((spec.layers.body, "layers.body"), (spec.layers.draft, "layers.draft")):
             if expr is None:
                 continue
-            kind = scope.expect(expr, Int, Place(path), problems)
-            yield from _foldable(scope, expr, path)
+            kind = _typed(scope, expr, Int, Place(path), problems)
             if isinstance(kind, Int) and kind.low < 0:
                 help = "state a `min` for what it is made of"
                 yield Problem("KV212", "the number of layers may be below 0", Label(expr.span), help=help, path=path)
     yield from problems
+
+
+def _typed(scope: Scope, expr: Expr, wanted: type, place: Place, problems: list[Problem]) -> Type | None:
+    """The type of an expression. Adds a problem where it is not the wanted one, or what is known has no value."""
+    kind = scope.expect(expr, wanted, place, problems)
+    problems += _foldable(scope, expr, place.path)
+    return kind
 
 
 def _foldable(scope: Scope, expr: Expr, path: str) -> Iterator[Problem]:
@@ -642,14 +647,14 @@ def check_case_types(spec: Spec, scope: Scope) -> Iterator[Problem]:
 def check_spaces(spec: Spec, scope: Scope) -> Iterator[Problem]:
     """KV248: slots are affine in tokens and requests, pages have slots, and divisors divide them."""
     problems: list[Problem] = []
+
+    def check(use: object, place: Place) -> None:
+        if isinstance(use, Root):
+            problems.extend(_check_root(scope, use, place))
+        elif isinstance(use, Derived):
+            problems.extend(_check_derived(spec, scope, use, place))
+
     for space in spec.spaces:
-
-        def check(use: object, place: Place, name: str = space.name.text) -> None:
-            if isinstance(use, Root):
-                problems.extend(_check_root(scope, use, place))
-            elif isinstance(use, Derived):
-                problems.extend(_check_derived(spec, scope, use, place, name))
-
         type_cases(scope, space.cases, space.path, [], check, Place(space.path, facts=scope.layered_facts))
     yield from problems
 
@@ -674,8 +679,7 @@ def _check_root(scope: Scope, root: Root, place: Place) -> Iterator[Problem]:
         except FoldError:
             pass  # reported above
     for expr, key, least in ((root.page, "page", 1), (root.reserve, "reserve", 0)):
-        kind = scope.expect(expr, Int, Place(f"{place.path}.{key}", facts=place.facts), problems)
-        yield from _foldable(scope, expr, f"{place.path}.{key}")
+        kind = _typed(scope, expr, Int, Place(f"{place.path}.{key}", facts=place.facts), problems)
         if isinstance(kind, Int) and kind.low < least:
             yield refuse(*_too_low(f"`{key}`", kind, least), expr, key)
     yield from problems
@@ -688,11 +692,10 @@ def _too_low(what: str, kind: Int, least: int) -> tuple[str, str | None]:
     return f"{what} may be below {least}", f"state `min: {least}` for what it is made of"
 
 
-def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place, name: str) -> Iterator[Problem]:
+def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place) -> Iterator[Problem]:
     problems: list[Problem] = []
     if derived.divisor is not None:
-        kind = scope.expect(derived.divisor, Int, Place(f"{place.path}.slot", facts=place.facts), problems)
-        yield from _foldable(scope, derived.divisor, f"{place.path}.slot")
+        kind = _typed(scope, derived.divisor, Int, Place(f"{place.path}.slot", facts=place.facts), problems)
         if isinstance(kind, Int) and kind.low < 1:
             message, help = _too_low("the divisor of a slot", kind, 1)
             yield Problem("KV248", message, Label(derived.divisor.span), help=help, path=f"{place.path}.slot")
@@ -705,8 +708,7 @@ def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place, nam
                     yield Problem("KV248", message, Label(derived.divisor.span), path=f"{place.path}.slot")
     if derived.where is not None:
         at = Place(f"{place.path}.where", frozenset({"offset"}), place.facts)
-        scope.expect(derived.where, Bool, at, problems)
-        yield from _foldable(scope, derived.where, at.path)
+        _typed(scope, derived.where, Bool, at, problems)
     yield from problems
 
 
@@ -715,19 +717,17 @@ def check_buffers(spec: Spec, scope: Scope) -> Iterator[Problem]:
     problems: list[Problem] = []
     for buffer in spec.buffers:
         at = Place(f"{buffer.path}.layers", frozenset({"layer"}), scope.layered_facts)
-        scope.expect(buffer.layers, Bool, at, problems)
-        yield from _foldable(scope, buffer.layers, at.path)
+        _typed(scope, buffer.layers, Bool, at, problems)
         for expr, key in ((buffer.block, "block"), (buffer.align, "align")):
             if expr is None:
                 continue
-            kind = scope.expect(expr, Int, Place(f"{buffer.path}.{key}", facts=scope.layered_facts), problems)
-            yield from _foldable(scope, expr, f"{buffer.path}.{key}")
+            kind = _typed(scope, expr, Int, Place(f"{buffer.path}.{key}", facts=scope.layered_facts), problems)
             if isinstance(kind, Int) and kind.low < 1:
                 message, help = _too_low(f"`{key}`", kind, 1)
                 yield Problem("KV249", message, Label(expr.span), help=help, path=f"{buffer.path}.{key}")
         if buffer.split is not None:
-            scope.expect(buffer.split, Bool, Place(f"{buffer.path}.split", facts=scope.layered_facts), problems)
-            yield from _foldable(scope, buffer.split, f"{buffer.path}.split")
+            place = Place(f"{buffer.path}.split", facts=scope.layered_facts)
+            _typed(scope, buffer.split, Bool, place, problems)
         yield from _check_split(scope, buffer)
         yield from _check_block(spec, scope, buffer)
     yield from problems

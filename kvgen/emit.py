@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import keyword
 import re
-import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -59,6 +58,7 @@ from kvgen.pysource import (
 from kvgen.size import Size
 from kvgen.space import Rate
 from kvgen.spec import Case, Parameter
+from kvgen.text import wrap
 from kvgen.types import DTYPES, MAX_LAYERS
 from kvgen.views import (
     BlockView,
@@ -810,7 +810,7 @@ def wrapped(text: str, before: int = 0, later: str = "") -> list[str]:
     safe = text.replace("\\", "\\\\").replace('"', '\\"')
     safe = safe if safe.endswith((".", "!", "?")) else f"{safe}."
     columns = WIDTH - before if safe.isascii() else (WIDTH - before) // 2  # letters may be two columns wide
-    return textwrap.wrap(safe, columns, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
+    return wrap(safe, later=later, width=columns)
 
 
 def in_bytes(bits: Size) -> Size:

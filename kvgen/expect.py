@@ -27,6 +27,7 @@ from kvgen.problems import Label, Problem, Severity, Span
 from kvgen.scope import Scope, scope_of
 from kvgen.size import Size
 from kvgen.spec import Expectation, Format, Parameter, Spec, exact_ratio, is_plain_path
+from kvgen.text import ending
 from kvgen.types import DTYPES, suggest
 
 CODES = {
@@ -376,7 +377,7 @@ class _LayoutProof(_Proof):
             if not buffer.layers or not count:
                 continue
             times = 1 if len(pages) > 1 else len(buffer.layers)
-            layers = f"{len(buffer.layers)} layer{'' if len(buffer.layers) == 1 else 's'}"
+            layers = f"{len(buffer.layers)} layer{ending(len(buffer.layers))}"
             own = sum((Fraction(page.slot_bytes) for page in pages), Fraction(0)) * times * count
             each = _slot_note(_parts(pages[0])) if len({page.slot_bytes for page in pages}) == 1 else "different pages"
             notes.append(f"`{buffer.name}`: {own} = {layers} x {each}" + (f" x {count} {unit}" if count != 1 else ""))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from kvgen.budget import buffer_as_json, plain, shown
+from kvgen.budget import buffer_as_json, inputs_as_json, plain, shown
 from kvgen.bytemap import page_lines
 from kvgen.evaluate import is_split, memory_of, pages_of
 from kvgen.expr import show
@@ -17,8 +16,7 @@ from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.size import Size
 from kvgen.space import Rate
 from kvgen.spec import Case, Parameter
-
-WIDTH = 100
+from kvgen.text import ending, wrap
 
 
 def explain(layout: Layout, module: ModuleType | None = None, resolved: Any = None) -> str:
@@ -41,7 +39,7 @@ def explain(layout: Layout, module: ModuleType | None = None, resolved: Any = No
 def _resolved_page(page: Any) -> Iterator[str]:
     """A page whose numbers load time decided: each field with its shape and strides in bytes, slot axis first."""
     split = ", a tensor for each plane" if is_split(page) else ""
-    slots = f"{page.slots} slot{_s(page.slots)}"
+    slots = f"{page.slots} slot{ending(page.slots)}"
     yield f"{page.format}: a page of {slots} is {shown(page.page_bytes)} bytes{split}"
     width = max(len(field.name) for field in page.fields)
     for field in page.fields:
@@ -157,8 +155,8 @@ def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
         per_request = getattr(space, "slots_per_request", 0)
         request = f" and {shown(per_request)} per request" if per_request else ""
         yield (
-            f"  {space.name}: {shown(space.slots_per_token)} slot{_s(space.slots_per_token)} per token{request}, "
-            f"pages of {space.page_size} slot{_s(space.page_size)}, {space.reserved_pages} reserved"
+            f"  {space.name}: {shown(space.slots_per_token)} slot{ending(space.slots_per_token)} per token{request}, "
+            f"pages of {space.page_size} slot{ending(space.page_size)}, {space.reserved_pages} reserved"
         )
     yield "buffers"
     for buffer in resolved.buffers:
@@ -169,16 +167,11 @@ def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
             for form, slots, size, slot in sorted(pages, key=str)
         )
         yield from _wrap(f"{buffer.name}: {forms}, in {buffer.space.name}{memory}", "  ")
-        count = f"{len(buffer.layers)} layer{_s(len(buffer.layers))}"
+        count = f"{len(buffer.layers)} layer{ending(len(buffer.layers))}"
         yield from _wrap(f"{count}: {runs(buffer.layers)}", "    ")
         yield f"    {shown(buffer.bytes_per_token)} bytes per token"
     if module is not None:
         yield f"bytes per token {shown(module.cell_size(resolved))}, fixed {shown(module.bytes_for(resolved, 0))}"
-
-
-def _s(count: object) -> str:
-    """The ending of a word that is counted."""
-    return "" if count == 1 else "s"
 
 
 def runs(layers: tuple[int, ...]) -> str:
@@ -199,14 +192,7 @@ def _short(value: object) -> str:
 
 
 def _wrap(text: str, margin: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=margin,
-        subsequent_indent=f"{margin}    " if margin else "    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrap(text, margin, f"{margin}    ")
 
 
 def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any = None) -> dict[str, Any]:
@@ -228,9 +214,7 @@ def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any
     }
     if resolved is not None and module is not None:
         found |= {
-            "choices": {name: plain(value) for name, value in resolved.choices.items()},
-            "config_used": {name: plain(value) for name, value in resolved.config_used.items()},
-            "defaults_used": {name: plain(value) for name, value in resolved.defaults_used.items()},
+            **inputs_as_json(resolved),
             "bytes_per_token": plain(module.cell_size(resolved)),
             "fixed_bytes": module.bytes_for(resolved, 0),
             "pages": [

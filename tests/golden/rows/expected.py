@@ -349,7 +349,7 @@ class _Inputs:
     def fixed(self, name: str, kind: Callable, default: object = _REQUIRED) -> None:
         """Check a value that has to be what this layout is made for."""
         complete = self.complete
-        self.config(name, kind, default)
+        self.config(name, kind=kind, default=default)
         self.complete = complete
 
     def find(self, name: str) -> object:
