@@ -159,6 +159,7 @@ class _Viewer:
         derived = any(not isinstance(source, Name) for item in layout.parameters for source in item.sources)
         pieces = any(len(own) > 1 for page in layout.pages for field in page.fields for own in field.pieces)
         constants = tuple(self.constant_pages())
+        floors = self.has_floors()
         return ModuleView(
             name=layout.name,
             class_name=class_name(layout.name),
@@ -223,7 +224,8 @@ class _Viewer:
             has_paged_spaces=any(form.operator is not None for form in self.derived_spaces()),
             has_varying_pages=self.varying,
             has_host=self.has_host,
-            has_floors=self.has_floors(),
+            has_floors=floors,
+            has_search=floors or self.has_requests,
             has_layer_requires=bool(layer_requires),
             has_open_rules="open rules" in self.used,
             has_derived_sources=derived,

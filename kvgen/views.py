@@ -137,6 +137,7 @@ class ModuleView:
     has_varying_pages: bool
     has_host: bool
     has_floors: bool
+    has_search: bool
     has_layer_requires: bool
     has_open_rules: bool
     has_derived_sources: bool

@@ -319,17 +319,8 @@ def max_tokens(layout: LayersOfTheirOwnLayout, available_bytes: int, requests: i
     fixed = bytes_for(layout, 0, requests)
     if cell_size(layout) == 0:
         return UNBOUNDED if fixed <= available_bytes else 0
-    fits = 0  # granules; bytes never fall as they grow, so halve the range that holds the answer
-    fails = 1
-    while bytes_for(layout, fails * layout.granule, requests) <= available_bytes:
-        fits, fails = fails, 2 * fails
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if bytes_for(layout, middle * layout.granule, requests) <= available_bytes:
-            fits = middle
-        else:
-            fails = middle
-    return fits * layout.granule
+    granule = layout.granule
+    return _most(lambda count: bytes_for(layout, count * granule, requests) <= available_bytes) * granule
 
 
 def max_requests(layout: LayersOfTheirOwnLayout, available_bytes: int, tokens: int) -> int:
@@ -337,6 +328,17 @@ def max_requests(layout: LayersOfTheirOwnLayout, available_bytes: int, tokens: i
     _check_bytes(available_bytes)
     fixed = bytes_for(layout, tokens)
     return UNBOUNDED if fixed <= available_bytes else 0
+
+
+def _most(fits: Callable[[int], bool]) -> int:
+    """The greatest count that fits, or 0. None does above one that does not, so halve the range that holds it."""
+    least, most = 0, 1
+    while fits(most):
+        least, most = most, 2 * most
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    return least
 
 
 def slots(layout: LayersOfTheirOwnLayout, space: str, tokens: int, requests: int = 0) -> int:

@@ -319,20 +319,22 @@ def max_requests(layout: RequestsLayout, available_bytes: int, tokens: int) -> i
     """The most requests that fit beside so many tokens; UNBOUNDED where a request costs nothing."""
     _check_bytes(available_bytes)
     fixed = bytes_for(layout, tokens)
-    fits, fails = 0, 1
     if fixed > available_bytes:
         return 0
     if all(buffer.space.slots_per_request == 0 or not buffer.layers for buffer in layout.buffers):
         return UNBOUNDED
-    while bytes_for(layout, tokens, fails) <= available_bytes:
-        fits, fails = fails, 2 * fails
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        if bytes_for(layout, tokens, middle) <= available_bytes:
-            fits = middle
-        else:
-            fails = middle
-    return fits
+    return _most(lambda count: bytes_for(layout, tokens, count) <= available_bytes)
+
+
+def _most(fits: Callable[[int], bool]) -> int:
+    """The greatest count that fits, or 0. None does above one that does not, so halve the range that holds it."""
+    least, most = 0, 1
+    while fits(most):
+        least, most = most, 2 * most
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    return least
 
 
 def slots(layout: RequestsLayout, space: str, tokens: int, requests: int = 0) -> int:
