@@ -31,13 +31,28 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, NoReturn, Self
+from itertools import groupby
+from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "7f8740044726168f"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
+ITEM_BYTES = {
+    "bf16": 2,
+    "e2m1": 1,
+    "e4m3": 1,
+    "e5m2": 1,
+    "e8m0": 1,
+    "f16": 2,
+    "f32": 4,
+    "i32": 4,
+    "i64": 8,
+    "i8": 1,
+    "u8": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +69,24 @@ class Field:
     stride: tuple
     rounding: str = ""  # how a store makes the codes; "" where values are kept as they come
 
+    @property
+    def count(self) -> int:
+        """Values of one slot."""
+        return math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True)
+class Record:
+    """Bytes of a slot that are copied together: of fields that lie side by side.
+
+    The record of slot s begins offset + s * slot_stride bytes into the page.
+    """
+
+    fields: tuple[str, ...]
+    offset: int
+    nbytes: int
+    slot_stride: int
+
 
 @dataclass(frozen=True)
 class Page:
@@ -63,6 +96,7 @@ class Page:
     slots: int
     page_bytes: int  # padding included
     fields: tuple[Field, ...]
+    records: tuple[Record, ...]
 
     @property
     def slot_bytes(self) -> int | Fraction:
@@ -75,6 +109,10 @@ class Page:
         fields = [(own.name, own.dtype, own.offset, own.shape, own.stride, own.rounding) for own in self.fields]
         return _digest(self.slots, self.page_bytes, fields)
 
+    def field(self, name: str) -> Field:
+        """The field of that name."""
+        return _named(name, self.fields, "field")
+
 
 # formats.mla_bf16
 MLA_BF16_PAGE = Page(
@@ -85,6 +123,7 @@ MLA_BF16_PAGE = Page(
         Field("latent", "bf16", offset=0, shape=(64, 512), stride=(1152, 2)),
         Field("rope", "bf16", offset=1024, shape=(64, 64), stride=(1152, 2)),
     ),
+    records=(Record(("latent", "rope"), offset=0, nbytes=1152, slot_stride=1152),),
 )
 
 # formats.mla_fp8_scaled
@@ -104,6 +143,7 @@ MLA_FP8_SCALED_PAGE = Page(
         Field("latent_scale", "f32", offset=512, shape=(64, 4), stride=(656, 4)),
         Field("rope", "bf16", offset=528, shape=(64, 64), stride=(656, 2)),
     ),
+    records=(Record(("latent", "latent_scale", "rope"), offset=0, nbytes=656, slot_stride=656),),
 )
 
 # formats.mla_fp8_raw
@@ -115,6 +155,7 @@ MLA_FP8_RAW_PAGE = Page(
         Field("latent", "e4m3", offset=0, shape=(64, 512), stride=(576, 1), rounding="saturating cast"),
         Field("rope", "e4m3", offset=512, shape=(64, 64), stride=(576, 1), rounding="saturating cast"),
     ),
+    records=(Record(("latent", "rope"), offset=0, nbytes=576, slot_stride=576),),
 )
 
 # formats.index_fp8
@@ -133,6 +174,10 @@ INDEX_FP8_PAGE = Page(
         ),
         Field("key_scale", "f32", offset=8192, shape=(64, 1), stride=(4, 4)),
     ),
+    records=(
+        Record(("key",), offset=0, nbytes=128, slot_stride=128),
+        Record(("key_scale",), offset=8192, nbytes=4, slot_stride=4),
+    ),
 )
 
 
@@ -144,6 +189,12 @@ class Space:
     page_size: int  # slots of a page
     slots_per_token: int | Fraction
     reserved_pages: int = 1
+    root: str = ""  # the space whose slots are given for its own, where that is another
+
+    @property
+    def numbering(self) -> str:
+        """The name of the space whose slots are given for its own."""
+        return self.root or self.name
 
     def num_pages(self, tokens: int) -> int:
         """Pages for so many tokens, reserved pages included."""
@@ -194,6 +245,7 @@ class GlmDsaLayout:
     role: str
     start_layer: int
     end_layer: int  # exclusive
+    held: tuple[int, ...]  # global ids of the layers of this stage and role
     spaces: tuple[Space, ...]
     buffers: tuple[Buffer, ...]
     config_items: tuple[tuple[str, object], ...]
@@ -285,7 +337,7 @@ class GlmDsaLayout:
             if hisparse:
                 device_space = Space("device", page_size=64, slots_per_token=1)
             else:
-                device_space = replace(logical_space, name="device")
+                device_space = replace(logical_space, name="device", root=logical_space.numbering)
             # formats.mla_row
             if kv_format == "bf16":
                 mla_row_page = MLA_BF16_PAGE
@@ -300,6 +352,7 @@ class GlmDsaLayout:
                 role=role,
                 start_layer=start_layer,
                 end_layer=end_layer,
+                held=tuple(held),
                 spaces=(logical_space, device_space),
                 buffers=(
                     Buffer("kv", device_space, tuple(layer for layer in held if layer < num_layers), mla_row_page),
@@ -692,10 +745,648 @@ Layout = GlmDsaLayout
 
 
 import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def _bf16_value(bits):
+    """bf16, as int16, to fp32: exactly, denormals too."""
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _e4m3_code(x, NATIVE: tl.constexpr):
+    """e4m3 codes (uint8) of fp32: to nearest even, saturating at 448; NaN is 0x7F whatever its sign.
+
+    NATIVE: by the instruction of the device, which must have one; else in integers. The bytes are the same.
+    """
+    if NATIVE:
+        within = tl.minimum(tl.maximum(x, -448.0), 448.0)
+        code = within.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        bits = x.to(tl.uint32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        # From 2^-6 on, where codes are normal: round at bit 20 and move the bias of the exponent from 127 to 7.
+        normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+        # Below, in units of 2^-9: the mantissa with its hidden bit, shifted until its last bit is worth one unit.
+        mantissa = (size & 0x7FFFFF) | 0x800000
+        shift = tl.minimum(tl.maximum(141 - (size >> 23).to(tl.int32), 1), 25).to(tl.uint32)
+        half = (shift * 0 + 1) << (shift - 1)
+        subnormal = (mantissa + half - 1 + ((mantissa >> shift) & 1)) >> shift
+        code = tl.minimum(tl.where(size < 0x3C800000, subnormal, normal), 0x7E) | ((bits >> 24) & 0x80)
+        code = code.to(tl.uint8)
+    return tl.where(x == x, code, 0x7F)
+
+
+@triton.jit
+def _e4m3_value(code):
+    """e4m3 codes (uint8) as fp32, exactly."""
+    bits = code.to(tl.uint32)
+    magnitude = (((bits & 0x7F) << 20).to(tl.float32, bitcast=True)) * 2.0**120  # from a bias of 127 to one of 7
+    value = tl.where(bits < 0x80, magnitude, -magnitude)
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), value)
+
+
+@triton.jit
+def _rounded(x, dtype: tl.constexpr):
+    """fp32 as bf16, f16 or f32, to nearest even; NaN is 0x7FFF, or 0x7FFFFFFF, on every device."""
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x == x, rounded, 0x7FFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    elif dtype == tl.float16:
+        rounded = x.to(tl.float16).to(tl.uint16, bitcast=True)
+        return tl.where(x == x, rounded, 0x7FFF).to(tl.uint16).to(tl.float16, bitcast=True)
+    else:
+        return tl.where(x == x, x.to(tl.uint32, bitcast=True), 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _quantise_latent_blocks(x, NATIVE: tl.constexpr):
+    """e4m3 codes and the scale of each block. `x` is fp32 [tokens, blocks, values]."""
+    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
+    scale = tl.maximum(tl.div_rn(largest, 448.0), 2.0**-126)
+    scale = tl.where(largest > 0, scale, 0.0)
+    scaled = x * tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0))[:, :, None]
+    code = _e4m3_code(scaled, NATIVE)
+    code = tl.where((scale[:, :, None] == 0) & (x == x), 0, code)
+    return code, scale
+
+
+@triton.jit
+def _quantise_key_blocks(x, NATIVE: tl.constexpr):
+    """e4m3 codes and the scale of each block. `x` is fp32 [tokens, blocks, values]."""
+    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
+    scale = tl.div_rn(tl.maximum(largest, 0.0001), 448.0)
+    scaled = x * tl.div_rn(1.0, scale)[:, :, None]
+    code = _e4m3_code(scaled, NATIVE)
+    return code, scale
+
+
+@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+def _store_mla_bf16_kernel(
+    memory_ptr,
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    latent_ptr,
+    latent_stride,
+    rope_ptr,
+    rope_stride,
+    TOKENS: tl.constexpr,
+):
+    """Write values into slots of `mla_bf16`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    row_ptr = memory_ptr + slot * 1152
+
+    # latent: bf16[512]
+    column = tl.arange(0, 512)[None, :]
+    latent = tl.load(latent_ptr + token[:, None] * latent_stride + column, mask=kept[:, None], other=0)
+    tl.store(row_ptr.to(tl.pointer_type(tl.int16))[:, None] + column, latent, mask=kept[:, None])
+
+    # rope: bf16[64]
+    column = tl.arange(0, 64)[None, :]
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride + column, mask=kept[:, None], other=0)
+    tl.store((row_ptr + 1024).to(tl.pointer_type(tl.int16))[:, None] + column, rope, mask=kept[:, None])
+
+
+@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+def _store_mla_fp8_scaled_kernel(
+    memory_ptr,
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    latent_ptr,
+    latent_stride,
+    rope_ptr,
+    rope_stride,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `mla_fp8_scaled`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    row_ptr = memory_ptr + slot * 656
+
+    # latent: e4m3[512], with latent_scale for each 128
+    block = tl.arange(0, 4)[None, :, None]
+    value = tl.arange(0, 128)[None, None, :]
+    element = block * 128 + value
+    latent = tl.load(latent_ptr + token[:, None, None] * latent_stride + element, mask=kept[:, None, None], other=0)
+    latent, latent_scale = _quantise_latent_blocks(_bf16_value(latent), NATIVE)
+    tl.store(row_ptr[:, None, None] + element, latent, mask=kept[:, None, None])
+    tl.store(
+        (row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 4)[None, :],
+        latent_scale,
+        mask=kept[:, None],
+    )
+
+    # rope: bf16[64]
+    column = tl.arange(0, 64)[None, :]
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride + column, mask=kept[:, None], other=0)
+    tl.store((row_ptr + 528).to(tl.pointer_type(tl.int16))[:, None] + column, rope, mask=kept[:, None])
+
+
+@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+def _store_mla_fp8_raw_kernel(
+    memory_ptr,
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    latent_ptr,
+    latent_stride,
+    rope_ptr,
+    rope_stride,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `mla_fp8_raw`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    row_ptr = memory_ptr + slot * 576
+
+    # latent: e4m3[512], a saturating cast
+    column = tl.arange(0, 512)[None, :]
+    latent = tl.load(latent_ptr + token[:, None] * latent_stride + column, mask=kept[:, None], other=0)
+    tl.store(row_ptr[:, None] + column, _e4m3_code(_bf16_value(latent), NATIVE), mask=kept[:, None])
+
+    # rope: e4m3[64], a saturating cast
+    column = tl.arange(0, 64)[None, :]
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride + column, mask=kept[:, None], other=0)
+    tl.store((row_ptr + 512)[:, None] + column, _e4m3_code(_bf16_value(rope), NATIVE), mask=kept[:, None])
+
+
+@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+def _put_index_fp8_kernel(
+    memory_ptr,
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    key_ptr,
+    key_stride,
+    key_scale_ptr,
+    key_scale_stride,
+    TOKENS: tl.constexpr,
+):
+    """Write stored fields into slots of `index_fp8`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    key_row_ptr = memory_ptr + slot // 64 * 8448 + slot % 64 * 128
+    key_scale_row_ptr = memory_ptr + slot // 64 * 8448 + slot % 64 * 4
+
+    # key: e4m3[128]
+    column = tl.arange(0, 128)[None, :]
+    key = tl.load(key_ptr + token[:, None] * key_stride + column, mask=kept[:, None], other=0)
+    tl.store(key_row_ptr[:, None] + column, key, mask=kept[:, None])
+
+    # key_scale: f32[1]
+    column = tl.arange(0, 1)[None, :]
+    key_scale = tl.load(key_scale_ptr + token[:, None] * key_scale_stride + column, mask=kept[:, None], other=0)
+    tl.store((key_scale_row_ptr + 8192).to(tl.pointer_type(tl.int32))[:, None] + column, key_scale, mask=kept[:, None])
+
+
+@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+def _store_index_fp8_kernel(
+    memory_ptr,
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    key_ptr,
+    key_stride,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `index_fp8`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    key_row_ptr = memory_ptr + slot // 64 * 8448 + slot % 64 * 128
+    key_scale_row_ptr = memory_ptr + slot // 64 * 8448 + slot % 64 * 4
+
+    # key: e4m3[128], with key_scale for each 128
+    block = tl.arange(0, 1)[None, :, None]
+    value = tl.arange(0, 128)[None, None, :]
+    element = block * 128 + value
+    key = tl.load(key_ptr + token[:, None, None] * key_stride + element, mask=kept[:, None, None], other=0)
+    key, key_scale = _quantise_key_blocks(_bf16_value(key), NATIVE)
+    tl.store(key_row_ptr[:, None, None] + element, key, mask=kept[:, None, None])
+    tl.store(
+        (key_scale_row_ptr + 8192).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 1)[None, :],
+        key_scale,
+        mask=kept[:, None],
+    )
+
+
+@triton.jit(do_not_specialize=["count", "num_slots"])
+def _load_mla_bf16_kernel(
+    memory_ptr, slots_ptr, slots_stride, count, num_slots, latent_ptr, rope_ptr, TOKENS: tl.constexpr
+):
+    """Read values from slots of `mla_bf16`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    row_ptr = memory_ptr + slot * 1152
+
+    # latent: bf16[512]
+    column = tl.arange(0, 512)[None, :]
+    latent = tl.load(row_ptr.to(tl.pointer_type(tl.bfloat16))[:, None] + column, mask=kept[:, None], other=0.0)
+    if latent_ptr.dtype.element_ty != tl.bfloat16:
+        latent = _rounded(_bf16_value(latent.to(tl.int16, bitcast=True)), latent_ptr.dtype.element_ty)
+    tl.store(latent_ptr + token[:, None] * 512 + column, latent, mask=inside[:, None])
+
+    # rope: bf16[64]
+    column = tl.arange(0, 64)[None, :]
+    rope = tl.load((row_ptr + 1024).to(tl.pointer_type(tl.bfloat16))[:, None] + column, mask=kept[:, None], other=0.0)
+    if rope_ptr.dtype.element_ty != tl.bfloat16:
+        rope = _rounded(_bf16_value(rope.to(tl.int16, bitcast=True)), rope_ptr.dtype.element_ty)
+    tl.store(rope_ptr + token[:, None] * 64 + column, rope, mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["count", "num_slots"])
+def _load_mla_fp8_scaled_kernel(
+    memory_ptr, slots_ptr, slots_stride, count, num_slots, latent_ptr, rope_ptr, TOKENS: tl.constexpr
+):
+    """Read values from slots of `mla_fp8_scaled`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    row_ptr = memory_ptr + slot * 656
+
+    # latent: e4m3[512], with latent_scale for each 128
+    block = tl.arange(0, 4)[None, :, None]
+    value = tl.arange(0, 128)[None, None, :]
+    element = block * 128 + value
+    latent = _e4m3_value(tl.load(row_ptr[:, None, None] + element, mask=kept[:, None, None], other=0))
+    latent_scale = tl.load(
+        (row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 4)[None, :],
+        mask=kept[:, None],
+        other=0.0,
+    )
+    latent *= latent_scale[:, :, None]
+    tl.store(
+        latent_ptr + token[:, None, None] * 512 + element,
+        _rounded(latent, latent_ptr.dtype.element_ty),
+        mask=inside[:, None, None],
+    )
+
+    # rope: bf16[64]
+    column = tl.arange(0, 64)[None, :]
+    rope = tl.load((row_ptr + 528).to(tl.pointer_type(tl.bfloat16))[:, None] + column, mask=kept[:, None], other=0.0)
+    if rope_ptr.dtype.element_ty != tl.bfloat16:
+        rope = _rounded(_bf16_value(rope.to(tl.int16, bitcast=True)), rope_ptr.dtype.element_ty)
+    tl.store(rope_ptr + token[:, None] * 64 + column, rope, mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["count", "num_slots"])
+def _load_mla_fp8_raw_kernel(
+    memory_ptr, slots_ptr, slots_stride, count, num_slots, latent_ptr, rope_ptr, TOKENS: tl.constexpr
+):
+    """Read values from slots of `mla_fp8_raw`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    row_ptr = memory_ptr + slot * 576
+
+    # latent: e4m3[512]
+    column = tl.arange(0, 512)[None, :]
+    latent = _e4m3_value(tl.load(row_ptr[:, None] + column, mask=kept[:, None], other=0))
+    tl.store(
+        latent_ptr + token[:, None] * 512 + column,
+        _rounded(latent, latent_ptr.dtype.element_ty),
+        mask=inside[:, None],
+    )
+
+    # rope: e4m3[64]
+    column = tl.arange(0, 64)[None, :]
+    rope = _e4m3_value(tl.load((row_ptr + 512)[:, None] + column, mask=kept[:, None], other=0))
+    tl.store(rope_ptr + token[:, None] * 64 + column, _rounded(rope, rope_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit(do_not_specialize=["count", "table_pages", "num_pages", "max_length"])
+def _gather_index_fp8_kernel(
+    memory_ptr,
+    lengths_ptr,
+    lengths_stride,
+    table_ptr,
+    table_stride,
+    table_step,
+    table_pages,
+    num_pages,
+    max_length,
+    count,
+    key_ptr,
+    key_scale_ptr,
+    TOKENS: tl.constexpr,
+):
+    """Read stored fields of whole sequences from `index_fp8`; zeros for a page outside."""
+    position = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    request = tl.program_id(1).to(tl.int64)
+    length = tl.load(lengths_ptr + request * lengths_stride).to(tl.int64)
+    start = request * 0  # the tokens of the requests before
+    for first in range(0, request, 128):
+        earlier = first + tl.arange(0, 128).to(tl.int64)
+        lengths = tl.load(lengths_ptr + earlier * lengths_stride, mask=earlier < request, other=0).to(tl.int64)
+        start += tl.sum(tl.maximum(lengths, 0))
+    token = start + position
+    inside = (position < length) & (position < max_length) & (token < count)
+    table_column = position // 64
+    page_ptr = table_ptr + request * table_stride + table_column * table_step
+    page = tl.load(page_ptr, mask=inside & (table_column < table_pages), other=-1).to(tl.int64)
+    kept = (page >= 0) & (page < num_pages)
+    slot = page * 64 + position % 64
+    key_row_ptr = memory_ptr + slot // 64 * 8448 + slot % 64 * 128
+    key_scale_row_ptr = memory_ptr + slot // 64 * 8448 + slot % 64 * 4
+
+    # key: e4m3[128]
+    column = tl.arange(0, 128)[None, :]
+    key = tl.load(key_row_ptr[:, None] + column, mask=kept[:, None], other=0)
+    tl.store(key_ptr + token[:, None] * 128 + column, key, mask=inside[:, None])
+
+    # key_scale: f32[1]
+    column = tl.arange(0, 1)[None, :]
+    key_scale = tl.load(
+        (key_scale_row_ptr + 8192).to(tl.pointer_type(tl.int32))[:, None] + column,
+        mask=kept[:, None],
+        other=0,
+    )
+    tl.store(key_scale_ptr + token[:, None] * 1 + column, key_scale, mask=inside[:, None])
+
+
+@triton.jit
+def _staged_start(counts, RECORDS: tl.constexpr, INDEX: tl.constexpr):
+    """Where in a staging tensor the records of RECORDS[INDEX] begin: behind those before it, on a multiple of 16."""
+    start = tl.program_id(0).to(tl.int64) * 0
+    for before in tl.static_range(INDEX):
+        nbytes = counts[RECORDS[before].space].to(tl.int64) * (RECORDS[before].layers * RECORDS[before].nbytes)
+        start += (nbytes + 15) // 16 * 16
+    return start
+
+
+@triton.jit
+def _sum_of(counts, END: tl.constexpr):
+    """The sum of the first counts."""
+    total = tl.program_id(0).to(tl.int64) * 0
+    for index in tl.static_range(END):
+        total += counts[index]
+    return total
+
+
+@triton.jit
+def _record_ptr(table_ptr, entry, slot, RECORD: tl.constexpr):
+    """Where the record of each slot begins in the buffer of an entry of the pointer table."""
+    memory_ptr = tl.multiple_of(tl.load(table_ptr + entry).to(tl.pointer_type(tl.uint8)), 16)
+    page_ptr = memory_ptr + slot // RECORD.page_slots * RECORD.page_bytes
+    return page_ptr + slot % RECORD.page_slots * RECORD.slot_stride + RECORD.offset
+
+
+@triton.jit(do_not_specialize=["device_count", "device_num_slots", "logical_count", "logical_num_slots"])
+def _pack_kernel(
+    staging_ptr,
+    table_ptr,
+    device_slots_ptr,
+    device_slots_stride,
+    device_count,
+    device_num_slots,
+    logical_slots_ptr,
+    logical_slots_stride,
+    logical_count,
+    logical_num_slots,
+    RECORDS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Copy slots of all buffers into a staging tensor; a slot outside its space leaves zeros there, and a flag of 0.
+
+    A program takes TOKENS slots of one entry of the pointer table: of a buffer of a layer.
+    """
+    slots_ptrs = (device_slots_ptr, logical_slots_ptr)
+    slots_strides = (device_slots_stride, logical_slots_stride)
+    counts = (device_count, logical_count)
+    num_slots = (device_num_slots, logical_num_slots)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    entry = tl.program_id(1)
+    for index in tl.static_range(len(RECORDS)):
+        if (entry >= RECORDS[index].first) & (entry < RECORDS[index].first + RECORDS[index].layers):
+            count = counts[RECORDS[index].space]
+            inside = token < count
+            slot_ptr = slots_ptrs[RECORDS[index].space] + token * slots_strides[RECORDS[index].space]
+            slot = tl.load(slot_ptr, mask=inside, other=-1).to(tl.int64)
+            kept = (slot >= 0) & (slot < num_slots[RECORDS[index].space])
+            if RECORDS[index].has_flags & (entry == RECORDS[index].first):
+                flags = _staged_start(counts, RECORDS, len(RECORDS)) + _sum_of(counts, RECORDS[index].space)
+                tl.store(staging_ptr + flags + token, kept.to(tl.uint8), mask=inside)
+            record_ptr = _record_ptr(table_ptr, entry, slot, RECORDS[index])
+            row = (entry - RECORDS[index].first).to(tl.int64) * count + token
+            staged_ptr = staging_ptr + _staged_start(counts, RECORDS, index) + row * RECORDS[index].nbytes
+            for begin in range(0, RECORDS[index].nbytes, RECORDS[index].columns):
+                byte = begin + tl.arange(0, RECORDS[index].columns)[None, :]
+                whole = byte < RECORDS[index].nbytes
+                byte_ptr = record_ptr[:, None] + byte
+                copied = tl.load(byte_ptr, mask=kept[:, None] & whole, other=0)
+                tl.store(staged_ptr[:, None] + byte, copied, mask=inside[:, None] & whole)
+
+
+@triton.jit(do_not_specialize=["device_count", "device_num_slots", "logical_count", "logical_num_slots"])
+def _unpack_kernel(
+    staging_ptr,
+    table_ptr,
+    device_slots_ptr,
+    device_slots_stride,
+    device_count,
+    device_num_slots,
+    logical_slots_ptr,
+    logical_slots_stride,
+    logical_count,
+    logical_num_slots,
+    RECORDS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """The reverse of `_pack_kernel`: write what is staged of slots inside their space into slots inside theirs."""
+    slots_ptrs = (device_slots_ptr, logical_slots_ptr)
+    slots_strides = (device_slots_stride, logical_slots_stride)
+    counts = (device_count, logical_count)
+    num_slots = (device_num_slots, logical_num_slots)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    entry = tl.program_id(1)
+    for index in tl.static_range(len(RECORDS)):
+        if (entry >= RECORDS[index].first) & (entry < RECORDS[index].first + RECORDS[index].layers):
+            count = counts[RECORDS[index].space]
+            inside = token < count
+            slot_ptr = slots_ptrs[RECORDS[index].space] + token * slots_strides[RECORDS[index].space]
+            slot = tl.load(slot_ptr, mask=inside, other=-1).to(tl.int64)
+            flags = _staged_start(counts, RECORDS, len(RECORDS)) + _sum_of(counts, RECORDS[index].space)
+            held = tl.load(staging_ptr + flags + token, mask=inside, other=0)
+            kept = (slot >= 0) & (slot < num_slots[RECORDS[index].space]) & (held != 0)
+            record_ptr = _record_ptr(table_ptr, entry, slot, RECORDS[index])
+            row = (entry - RECORDS[index].first).to(tl.int64) * count + token
+            staged_ptr = staging_ptr + _staged_start(counts, RECORDS, index) + row * RECORDS[index].nbytes
+            for begin in range(0, RECORDS[index].nbytes, RECORDS[index].columns):
+                byte = begin + tl.arange(0, RECORDS[index].columns)[None, :]
+                kept_bytes = kept[:, None] & (byte < RECORDS[index].nbytes)
+                copied = tl.load(staged_ptr[:, None] + byte, mask=kept_bytes, other=0)
+                byte_ptr = record_ptr[:, None] + byte
+                tl.store(byte_ptr, copied, mask=kept_bytes)
+
+
+@triton.jit(do_not_specialize=["device_count", "device_num_pages", "logical_count", "logical_num_pages"])
+def _clear_kernel(
+    table_ptr,
+    device_pages_ptr,
+    device_pages_stride,
+    device_count,
+    device_num_pages,
+    logical_pages_ptr,
+    logical_pages_stride,
+    logical_count,
+    logical_num_pages,
+    SPANS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Make pages of all buffers what they are in a new pool. A program takes a page of one entry."""
+    pages_ptrs = (device_pages_ptr, logical_pages_ptr)
+    pages_strides = (device_pages_stride, logical_pages_stride)
+    counts = (device_count, logical_count)
+    num_pages = (device_num_pages, logical_num_pages)
+    position = tl.program_id(0).to(tl.int64)
+    entry = tl.program_id(1)
+    for index in tl.static_range(len(SPANS)):
+        if (entry >= SPANS[index].first) & (entry < SPANS[index].first + SPANS[index].layers):
+            inside = position < counts[SPANS[index].space]
+            page_ptr = pages_ptrs[SPANS[index].space] + position * pages_strides[SPANS[index].space]
+            page = tl.load(page_ptr, mask=inside, other=-1).to(tl.int64)
+            if (page >= 0) & (page < num_pages[SPANS[index].space]):
+                memory_ptr = tl.multiple_of(tl.load(table_ptr + entry).to(tl.pointer_type(tl.uint8)), 16)
+                for begin in range(0, SPANS[index].nbytes, COLUMNS):
+                    byte = begin + tl.arange(0, COLUMNS)
+                    whole = byte < SPANS[index].nbytes
+                    blank = tl.zeros([COLUMNS], tl.uint8)
+                    tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
+
+
+def _e4m3_codes(values: torch.Tensor) -> torch.Tensor:
+    """e4m3 codes (uint8) of fp32: to nearest even, saturating at 448; NaN is 0x7F whatever its sign."""
+    codes = values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    return codes.masked_fill_(values.isnan(), 0x7F)
+
+
+def _e4m3_values(codes: torch.Tensor) -> torch.Tensor:
+    """e4m3 codes (uint8) as fp32, exactly."""
+    return codes.view(torch.float8_e4m3fn).float()
+
+
+def _rounded_values(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """fp32 as bf16, f16 or f32, to nearest even; NaN is 0x7FFF, or 0x7FFFFFFF, on every device."""
+    result = values.to(dtype, copy=True)
+    bits = result.view(torch.int32 if dtype == torch.float32 else torch.int16)
+    bits.masked_fill_(values.isnan(), 0x7FFFFFFF if dtype == torch.float32 else 0x7FFF)
+    return result
+
+
+def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e4m3 codes and the scale of each block. `blocks` are fp32 [tokens, blocks, values]."""
+    largest = torch.where(blocks.isnan(), 0, blocks.abs()).amax(2, keepdim=True)
+    scales = (largest / torch.full_like(largest, 448.0)).clamp(min=2.0**-126)
+    scales = torch.where(largest > 0, scales, 0)
+    codes = _e4m3_codes(blocks * (torch.ones_like(scales) / scales))
+    codes.masked_fill_((scales == 0) & ~blocks.isnan(), 0)
+    return codes, scales.squeeze(2)
+
+
+def _quantise_key(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e4m3 codes and the scale of each block. `blocks` are fp32 [tokens, blocks, values]."""
+    largest = torch.where(blocks.isnan(), 0, blocks.abs()).amax(2, keepdim=True)
+    largest = largest.clamp(min=0.0001)
+    scales = largest / torch.full_like(largest, 448.0)
+    codes = _e4m3_codes(blocks * (torch.ones_like(scales) / scales))
+    return codes, scales.squeeze(2)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory of one buffer of one layer, for an engine that transfers pages."""
+
+    buffer: str
+    space: str  # whose page numbers its pages have
+    layer: int
+    ptr: int
+    nbytes: int
+    page_bytes: int
+    device_id: int  # -1 for the CPU
+    page_fingerprint: str
+
+
+@dataclass(frozen=True)
+class StagingPart:
+    """Records of slots in a staging tensor: for each of the layers one after the other, without page padding."""
+
+    buffer: str
+    layers: tuple[int, ...]
+    fields: tuple[str, ...]  # of a record, in the order of their bytes
+    offset: int  # a multiple of 16
+    record_bytes: int
+    slots: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers."""
+        return len(self.layers) * self.slots * self.record_bytes
+
+
+class _Record(NamedTuple):
+    """What a slot has in each of `layers` buffers, from entry `first` of the pointer table on."""
+
+    first: int
+    layers: int
+    space: int  # its position among those of the pool
+    page_slots: int
+    page_bytes: int
+    offset: int
+    slot_stride: int
+    nbytes: int
+    columns: int  # bytes that a program copies at a time
+    has_flags: bool  # whether it is the first record of its space
+
+
+class _Span(NamedTuple):
+    """A page of the space in each of `layers` buffers, from entry `first` of the pointer table on."""
+
+    first: int
+    layers: int
+    space: int
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """A tensor of the pool, an entry of its pointer table."""
+
+    name: str  # of the buffer
+    space: Space
+    layer: int
+    page: Page
+    memory: torch.Tensor
 
 
 class GlmDsaPool:
-    """The tensors of one `GlmDsaLayout` for a number of tokens.
+    """The tensors of one `GlmDsaLayout` for a number of tokens, and the operations on them.
 
     Args:
         layout: what to allocate.
@@ -704,7 +1395,7 @@ class GlmDsaPool:
         requests: how many at a time, for spaces that grow with them.
         allocate: `allocate(name, layer, nbytes)` returns contiguous uint8 memory of the device, 256-byte aligned; it
             is zeroed here. The default is `torch.zeros`.
-        backend: "auto" (torch on CPU, Triton on CUDA), "torch" or "triton".
+        backend: "auto" (torch on CPU, Triton elsewhere), "torch" or "triton" (on CPU tensors: Triton's interpreter).
 
     Raises:
         ValueError: a token count that is no multiple of the granule, an unknown backend, or unfit memory.
@@ -729,18 +1420,35 @@ class GlmDsaPool:
         if allocate is not None and not callable(allocate):
             raise ValueError(f"allocate must be a function, not {_shown(allocate)}")
         try:
-            self.device = torch.device(device)
-            torch.empty(0, device=self.device)
+            self.device = torch.empty(0, device=torch.device(device)).device
         except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
             raise ValueError(f"device must be one that torch has here, not {_shown(device)}") from error
         self.backend = backend
+        on_host = self.device.type in ("cpu", "meta")
+        self._triton = backend == "triton" or (backend == "auto" and not on_host)
+        if self._triton and self.device.type == "cpu" and not _can_launch_on_cpu():
+            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported")
+        self._native = self._triton and _casts_to_e4m3(self.device)
+        self._tokens = 4 if isinstance(_pack_kernel, triton.JITFunction) else 64  # of a program; interpreted, many
         self._allocate = allocate
+        self._device_buffers = layout.device_buffers
+        self._spaces = tuple({buffer.space.name: buffer.space for buffer in self._device_buffers}.values())
+        self._roots = tuple(dict.fromkeys(space.numbering for space in self._spaces))
+        self._none = torch.empty(0, dtype=torch.int64, device=self.device)  # slots of a space that nobody named
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
-        for buffer in layout.device_buffers:
+        self._entries: list[_Entry] = []  # of the pointer table
+        for buffer in self._device_buffers:
             num_pages = buffer.num_pages(tokens)
             page = buffer.page
             for layer in buffer.layers:
-                self._buffers[buffer.name, layer] = self._memory(buffer.name, layer, num_pages, page.page_bytes)
+                memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
+                self._buffers[buffer.name, layer] = memory
+                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory))
+        self._records, self._record_fields, self._spans = self._geometry()
+        self._table = self._none
+        if self._triton:
+            pointers = [_address(entry.memory) for entry in self._entries]
+            self._table = torch.tensor(pointers, dtype=torch.int64, device=self.device)
 
     def _memory(self, name: str, layer: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 zeros [num_pages, page_bytes]."""
@@ -750,25 +1458,56 @@ class GlmDsaPool:
         memory = self._allocate(name, layer, nbytes)
         if not isinstance(memory, torch.Tensor) or memory.dtype != torch.uint8 or memory.numel() != nbytes:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return {nbytes} bytes of uint8")
-        if memory.device.type != self.device.type or not memory.is_contiguous():
+        if memory.device != self.device or not memory.is_contiguous():
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return contiguous memory of {self.device}")
         if memory.device.type != "meta" and memory.data_ptr() % 256:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to 256 bytes")
         return memory.zero_().view(num_pages, page_bytes)
+
+    def _geometry(self) -> tuple[tuple[_Record, ...], tuple[tuple[str, ...], ...], tuple[_Span, ...]]:
+        """Records, their fields, and pages of the pointer table; neighbours that are alike are told as one."""
+        records: list[_Record] = []
+        fields, spans = [], []
+        first = 0
+        alike = groupby(self._entries, key=lambda entry: (entry.name, entry.page))
+        for entries in [list(group) for _, group in alike]:
+            entry = entries[0]
+            space = self._spaces.index(entry.space)
+            page_bytes = entry.memory.shape[1]
+            for record in entry.page.records:
+                fields.append(record.fields)
+                records.append(
+                    _Record(
+                        first=first,
+                        layers=len(entries),
+                        space=space,
+                        page_slots=entry.page.slots,
+                        page_bytes=page_bytes,
+                        offset=record.offset,
+                        slot_stride=record.slot_stride,
+                        nbytes=record.nbytes,
+                        columns=min(1 << (record.nbytes - 1).bit_length(), 1024),
+                        has_flags=all(earlier.space != space for earlier in records),
+                    )
+                )
+            nbytes = page_bytes * (entry.space.page_size // entry.page.slots)
+            spans.append(_Span(first, len(entries), space, nbytes))
+            first += len(entries)
+        return tuple(records), tuple(fields), tuple(spans)
 
     def num_bytes(self) -> int:
         """Bytes of the cache buffers: `bytes_for(layout, tokens, requests)`."""
         return sum(memory.numel() for memory in self._buffers.values())
 
     def aux_bytes(self) -> int:
-        """Bytes of anything else the pool keeps on the device. Nothing yet: no operation needs a table."""
-        return 0
+        """Bytes of what else the pool keeps on the device: the pointer table."""
+        return self._table.nbytes
 
     def buffer(self, name: str, layer_id: int) -> torch.Tensor:
         """The bytes of one layer: uint8 [num_pages, page_bytes].
 
-        LookupError for an unknown name and for a layer that does not own the buffer; ValueError for a layer of which
-        nothing is held here.
+        LookupError for an unknown name and for a layer that does not own the buffer; ValueError for a layer that is
+        not held here.
         """
         if type(layer_id) is not int:
             raise ValueError(f"layer_id must be an integer, not {_shown(layer_id)}")
@@ -778,13 +1517,908 @@ class GlmDsaPool:
         buffer = self.layout.buffer(name)
         if buffer.memory == "host":
             raise LookupError(f"`{name}` lies in host memory, which a pool does not allocate")
-        held = sorted({layer for other in self.layout.buffers for layer in other.layers})
-        if layer_id not in held:
-            raise ValueError(f"layer_id must be a layer of this pool, {held}, not {_shown(layer_id)}")
+        self._check_layer(layer_id)
         raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(buffer.layers)}")
+
+    def warmup(self) -> None:
+        """Compile every kernel for slots of either dtype, by running each on slots that it skips."""
+        if not self._triton:
+            return
+        for dtype in (torch.int32, torch.int64):
+            nowhere = torch.full((1,), -1, dtype=dtype, device=self.device)
+            slots = dict.fromkeys(self._roots, nowhere)
+            if self._entries:
+                self.unpack(self.pack(slots), slots)
+                self.clear_pages(slots)
+            for layer in self._owners(("kv", "kv_draft")):
+                self.set_mla_kv_buffer(
+                    layer,
+                    nowhere,
+                    self._none.new_zeros((1, 512), dtype=torch.bfloat16),
+                    self._none.new_zeros((1, 64), dtype=torch.bfloat16),
+                )
+            for layer in self._owners(("kv", "kv_draft")):
+                self.get_mla_kv_buffer(layer, nowhere)
+            for layer in self._owners(("index_k",)):
+                self.set_index_k_scale_buffer(
+                    layer,
+                    nowhere,
+                    self._none.new_zeros((1, 128), dtype=torch.float8_e4m3fn),
+                    self._none.new_zeros((1, 1), dtype=torch.float32),
+                )
+            for layer in self._owners(("index_k",)):
+                self.store_index_k(layer, nowhere, self._none.new_zeros((1, 128), dtype=torch.bfloat16))
+            for layer in self._owners(("index_k",)):
+                self.get_index_k_scale_buffer(layer, nowhere + 2, nowhere[:, None], 1, 1)
+
+    def set_mla_kv_buffer(
+        self,
+        layer_id: int,
+        loc: torch.Tensor,
+        cache_k_nope: torch.Tensor,
+        cache_k_rope: torch.Tensor,
+        *,
+        skip_reserved: bool = True,
+    ) -> None:
+        """Store tokens in `kv` or `kv_draft`, quantised where the format is. One kernel.
+
+        Slots outside the space are skipped; of tokens with one slot, each byte is from one of them.
+
+        Args:
+            layer_id: global id of a layer that owns `kv` or `kv_draft`.
+            loc: slots, int32 or int64 [n].
+            cache_k_nope: latent, bfloat16 [n, 512].
+            cache_k_rope: rope, bfloat16 [n, 64].
+            skip_reserved: whether slot 0 is skipped too, which padded tokens have.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        memory, page, space = self._owned(layer_id, ("kv", "kv_draft"))
+        slots = self._slots("loc", loc)
+        cache_k_nope = self._values("cache_k_nope", cache_k_nope, (len(slots), 512), torch.bfloat16)
+        cache_k_rope = self._values("cache_k_rope", cache_k_rope, (len(slots), 64), torch.bfloat16)
+        first_slot = 1 if skip_reserved and space.reserved_pages else 0
+        own = {
+            "mla_bf16": (_store_mla_bf16_kernel, _store_mla_bf16),
+            "mla_fp8_scaled": (_store_mla_fp8_scaled_kernel, _store_mla_fp8_scaled),
+            "mla_fp8_raw": (_store_mla_fp8_raw_kernel, _store_mla_fp8_raw),
+        }[page.format]
+        self._store(*own, memory, page, space, slots, first_slot, cache_k_nope, cache_k_rope)
+
+    def get_mla_kv_buffer(
+        self,
+        layer_id: int,
+        loc: torch.Tensor,
+        dst_dtype: torch.dtype = torch.bfloat16,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read tokens of `kv` or `kv_draft`, dequantised. One kernel.
+
+        Returns latent [n, 1, 512], rope [n, 1, 64]; zeros for a slot outside the space, and one NaN for every NaN.
+
+        Args:
+            layer_id: global id of a layer that owns `kv` or `kv_draft`.
+            loc: slots, int32 or int64 [n].
+            dst_dtype: of what comes back, bfloat16, float16 or float32.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        memory, page, space = self._owned(layer_id, ("kv", "kv_draft"))
+        slots = self._slots("loc", loc)
+        if dst_dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise ValueError(f"dst_dtype must be bfloat16, float16 or float32, not {_shown(dst_dtype)}")
+        own = {
+            "mla_bf16": (_load_mla_bf16_kernel, _load_mla_bf16),
+            "mla_fp8_scaled": (_load_mla_fp8_scaled_kernel, _load_mla_fp8_scaled),
+            "mla_fp8_raw": (_load_mla_fp8_raw_kernel, _load_mla_fp8_raw),
+        }[page.format]
+        latent, rope = self._load(*own, memory, page, space, slots, (512, 64), (dst_dtype, dst_dtype))
+        return latent.unflatten(1, (1, 512)), rope.unflatten(1, (1, 64))
+
+    def get_key_buffer(self, layer_id: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The rows of every slot in `kv` or `kv_draft`, a view: uint8 [slots, bytes].
+
+        With a dtype [slots, 1, values].
+
+        Args:
+            layer_id: global id of a layer that owns `kv` or `kv_draft`.
+            dtype: None for bytes, or that of every value in a row.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        memory, page, _ = self._owned(layer_id, ("kv", "kv_draft"))
+        return _rows(memory, page, (), dtype)
+
+    def get_value_buffer(self, layer_id: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """latent of every slot in `kv` or `kv_draft`, a view: uint8 [slots, bytes].
+
+        With a dtype [slots, 1, values].
+
+        Args:
+            layer_id: global id of a layer that owns `kv` or `kv_draft`.
+            dtype: None for bytes, or that of every value in a row.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        memory, page, _ = self._owned(layer_id, ("kv", "kv_draft"))
+        return _rows(memory, page, ("latent",), dtype)
+
+    def set_index_k_scale_buffer(
+        self,
+        layer_id: int,
+        loc: torch.Tensor,
+        index_k: torch.Tensor,
+        index_k_scale: torch.Tensor,
+        *,
+        skip_reserved: bool = True,
+    ) -> None:
+        """Store fields as they are in `index_k`. One kernel.
+
+        Slots outside the space are skipped; of tokens with one slot, each byte is from one of them.
+
+        Args:
+            layer_id: global id of a layer that owns `index_k`.
+            loc: slots, int32 or int64 [n].
+            index_k: key, float8_e4m3fn [n, 128].
+            index_k_scale: key_scale, float32 [n, 1].
+            skip_reserved: whether slot 0 is skipped too, which padded tokens have.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        memory, page, space = self._owned(layer_id, ("index_k",))
+        slots = self._slots("loc", loc)
+        index_k = self._values("index_k", index_k, (len(slots), 128), torch.float8_e4m3fn)
+        index_k_scale = self._values("index_k_scale", index_k_scale, (len(slots), 1), torch.float32)
+        first_slot = 1 if skip_reserved and space.reserved_pages else 0
+        self._store(
+            _put_index_fp8_kernel,
+            _put_index_fp8,
+            memory,
+            page,
+            space,
+            slots,
+            first_slot,
+            index_k,
+            index_k_scale,
+        )
+
+    def store_index_k(self, layer_id: int, loc: torch.Tensor, key: torch.Tensor, *, skip_reserved: bool = True) -> None:
+        """Store tokens in `index_k`, quantised where the format is. One kernel.
+
+        Slots outside the space are skipped; of tokens with one slot, each byte is from one of them.
+
+        Args:
+            layer_id: global id of a layer that owns `index_k`.
+            loc: slots, int32 or int64 [n].
+            key: key, bfloat16 [n, 128].
+            skip_reserved: whether slot 0 is skipped too, which padded tokens have.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        memory, page, space = self._owned(layer_id, ("index_k",))
+        slots = self._slots("loc", loc)
+        key = self._values("key", key, (len(slots), 128), torch.bfloat16)
+        first_slot = 1 if skip_reserved and space.reserved_pages else 0
+        self._store(_store_index_fp8_kernel, _store_index_fp8, memory, page, space, slots, first_slot, key)
+
+    def get_index_k_scale_buffer(
+        self,
+        layer_id: int,
+        seq_lens: torch.Tensor,
+        page_table: torch.Tensor,
+        seq_len_sum: int | None = None,
+        max_seq_len: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read key, key_scale of whole sequences as stored in `index_k`. One kernel.
+
+        Returns the bytes of each, uint8 [seq_len_sum, bytes], requests one after the other; zeros where the page table
+        ends, for pages outside the space, and for tokens past `max_seq_len`.
+
+        Args:
+            layer_id: global id of a layer that owns `index_k`.
+            seq_lens: tokens of each request, int32 or int64 [b].
+            page_table: the pages of each request in order, int32 or int64 [b, pages].
+            seq_len_sum, max_seq_len: the sum and the greatest of `seq_lens`; with both the host does not wait.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        memory, page, space = self._owned(layer_id, ("index_k",))
+        lengths = self._integers("seq_lens", seq_lens, 1)
+        table = self._integers("page_table", page_table, 2)
+        if len(table) != len(lengths):
+            raise ValueError(f"page_table must have a row for each of {len(lengths)} requests, not {len(table)} rows")
+        total = self._bound("seq_len_sum", seq_len_sum, lambda: lengths.clamp(min=0).sum())
+        longest = self._bound("max_seq_len", max_seq_len, lambda: lengths.clamp(min=0).amax() if len(lengths) else 0)
+        read = self._gather(
+            _gather_index_fp8_kernel,
+            _gather_index_fp8,
+            memory,
+            page,
+            space,
+            lengths,
+            table,
+            total,
+            longest,
+            (128, 1),
+            (torch.uint8, torch.int32),
+        )
+        return tuple(values.view(torch.uint8) for values in read)
+
+    def get_index_k_with_scale_buffer(self, layer_id: int) -> torch.Tensor:
+        """The pages of `index_k`: uint8 [pages, bytes].
+
+        Args:
+            layer_id: global id of a layer that owns `index_k`.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        return self._owned(layer_id, ("index_k",))[0]
+
+    def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
+        """Addresses, bytes and bytes of a page of `kv` or `kv_draft` for each layer held.
+
+        Three lists in the order of the layers; zeros for a layer that owns none.
+        """
+        return self._infos(("kv", "kv_draft"))
+
+    def get_state_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
+        """Addresses, bytes and bytes of a page of `index_k` for each layer held.
+
+        Three lists in the order of the layers; zeros for a layer that owns none.
+        """
+        return self._infos(("index_k",))
+
+    def _store(
+        self,
+        kernel: Any,
+        twin: Callable,
+        memory: torch.Tensor,
+        page: Page,
+        space: Space,
+        slots: torch.Tensor,
+        first_slot: int,
+        *values: torch.Tensor,
+    ) -> None:
+        """Write rows of values into slots of a layer, those outside left out."""
+        num_slots = self._num_slots(space)
+        if not self._triton:
+            slots = slots.long()
+            kept = (slots >= first_slot) & (slots < num_slots)
+            twin(memory, page, *_filtered(kept, slots, *values))
+        elif len(slots):
+            strided = (argument for rows in values for argument in (rows, rows.stride(0)))
+            bounds = (len(slots), first_slot, num_slots)
+            grid = (-(-len(slots) // self._tokens),)
+            self._launch(kernel, grid, page, memory, slots, slots.stride(0), *bounds, *strided)
+
+    def _load(
+        self,
+        kernel: Any,
+        twin: Callable,
+        memory: torch.Tensor,
+        page: Page,
+        space: Space,
+        slots: torch.Tensor,
+        numbers: tuple[int, ...],
+        dtypes: tuple[torch.dtype, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        """Read fields from slots of a layer, [slots, values] of each."""
+        num_slots = self._num_slots(space)
+        if not self._triton:
+            slots = slots.long()
+            return twin(memory, page, slots, (slots >= 0) & (slots < num_slots), *dtypes)
+        shapes = zip(numbers, dtypes, strict=True)
+        outputs = tuple(memory.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
+        if len(slots):
+            grid = (-(-len(slots) // self._tokens),)
+            self._launch(kernel, grid, page, memory, slots, slots.stride(0), len(slots), num_slots, *outputs)
+        return outputs
+
+    def _gather(
+        self,
+        kernel: Any,
+        twin: Callable,
+        memory: torch.Tensor,
+        page: Page,
+        space: Space,
+        lengths: torch.Tensor,
+        table: torch.Tensor,
+        total: int,
+        longest: int,
+        numbers: tuple[int, ...],
+        dtypes: tuple[torch.dtype, ...],
+    ) -> tuple[torch.Tensor, ...]:
+        """Read fields of sequences of a layer, [tokens, values] of each."""
+        shapes = zip(numbers, dtypes, strict=True)
+        outputs = tuple(memory.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
+        num_pages = self._num_slots(space) // space.page_size
+        grid = (-(-longest // self._tokens), len(lengths))
+        if not self._triton:
+            rows, slots = _sequences(lengths.long(), table.long(), num_pages, space.page_size, total, longest)
+            read = twin(memory, page, slots, torch.ones_like(slots, dtype=torch.bool), *dtypes)
+            for output, values in zip(outputs, read, strict=True):
+                output[rows] = values
+        elif all(grid) and total:
+            sequences = (lengths, lengths.stride(0), table, *table.stride(), table.shape[1])
+            self._launch(kernel, grid, page, memory, *sequences, num_pages, longest, total, *outputs)
+        return outputs
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], page: Page, *arguments: Any) -> None:
+        """Launch a kernel with those constants that it has."""
+        constants = {"TOKENS": self._tokens, "NATIVE": self._native}
+        own = {name: number for name, number in constants.items() if name in kernel.arg_names}
+        with self._launching():
+            kernel[grid](*arguments, **own, enable_fp_fusion=False)
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
+        """Copy slots to other slots in every buffer of every layer, as if all reads came first.
+
+        A pair with a slot outside its space is skipped. Two launches and a temporary of the bytes that are moved.
+
+        Args:
+            tgt_loc: distinct slots, int32 or int64 [n], or a mapping of them by the names of spaces.
+            src_loc: what to copy there, as many slots of the same spaces.
+
+        Raises:
+            ValueError: unfit slots, or one tensor where spaces number their slots apart.
+        """
+        targets, sources = self._rooted("tgt_loc", tgt_loc), self._rooted("src_loc", src_loc)
+        if _counts(targets) != _counts(sources):
+            raise ValueError(f"tgt_loc and src_loc must agree in slots: {_counts(targets)} and {_counts(sources)}")
+        staging, targets = self._pack(self._in_spaces(sources)), self._in_spaces(targets)
+        self._unpack(staging, targets)
+
+    def get_cpu_copy(self, loc: torch.Tensor | Mapping) -> dict[str, Any]:
+        """A copy of slots in host memory: their fields in all buffers of all layers.
+
+        Packs on the device and waits for one transfer. The copy is a mapping that can be pickled: "staging" holds the
+        bytes as `describe_staging` says, the rest tells what they are of. A slot outside its space is kept as zeros.
+
+        Args:
+            loc: slots, int32 or int64 [n], or a mapping of them by the names of spaces.
+
+        Raises:
+            ValueError: unfit slots, or one tensor where spaces number their slots apart.
+        """
+        slots = self._rooted("loc", loc)
+        staging = self._pack(self._in_spaces(slots))
+        host = torch.empty(staging.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        host.copy_(staging)
+        return {**self._identity(), "slots": _counts(slots), "staging": host}
+
+    def load_cpu_copy(self, copy: Mapping[str, Any], loc: torch.Tensor | Mapping) -> None:
+        """Write a copy into slots, which need not be those it was made of. One transfer and one launch.
+
+        A slot that is outside its space, or was when the copy was made, is skipped.
+
+        Args:
+            copy: what `get_cpu_copy` returned, here or in a pool of the same layers and pages.
+            loc: as many slots of the same spaces.
+
+        Raises:
+            ValueError: a copy of another layout, unfit slots, or another number of them.
+        """
+        slots = self._rooted("loc", loc)
+        for key, own in (*self._identity().items(), ("slots", _counts(slots))):
+            theirs = copy.get(key) if isinstance(copy, Mapping) else None
+            theirs = theirs if isinstance(theirs, Mapping) else {}
+            for name in (*own, *(name for name in theirs if name not in own)):
+                if theirs.get(name) != own.get(name):
+                    came = f"{key} of `{name}` are {theirs.get(name)} in the copy and {own.get(name)} here"
+                    raise ValueError(f"copy must be of this layout and as many slots: {came}")
+        staging = copy.get("staging")
+        self.unpack(staging.to(self.device) if isinstance(staging, torch.Tensor) else staging, loc)
+
+    def pack(self, loc: torch.Tensor | Mapping) -> torch.Tensor:
+        """Slots of all buffers in one uint8 tensor on the device, as `describe_staging` says. One launch."""
+        return self._pack(self._in_spaces(self._rooted("loc", loc)))
+
+    def unpack(self, staging: torch.Tensor, loc: torch.Tensor | Mapping) -> None:
+        """Write what `pack` made into slots, which need not be those it was made of. One launch."""
+        slots = self._in_spaces(self._rooted("loc", loc))
+        nbytes = self._staging_bytes(_counts(slots))
+        if not isinstance(staging, torch.Tensor) or staging.dtype != torch.uint8 or staging.shape != (nbytes,):
+            raise ValueError(f"staging must be uint8 [{nbytes}] for {_counts(slots)} slots, not {_kind(staging)}")
+        self._check_device("staging", staging)
+        self._unpack(staging.contiguous(), slots)
+
+    def describe_staging(self, n: int | Mapping[str, int]) -> tuple[StagingPart, ...]:
+        """Where the records of n slots lie in a staging tensor; n may be a mapping by the names of spaces.
+
+        Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside.
+        """
+        roots = n if isinstance(n, Mapping) else dict.fromkeys(self._default_roots("n"), n)
+        for name, count in roots.items():
+            if name not in self._roots or type(count) is not int or count < 0:
+                raise ValueError(f"n must be a number of slots, or such numbers for {self._roots}, not {_shown(n)}")
+        return self._staged({space.name: roots.get(space.numbering, 0) for space in self._spaces})
+
+    def clear_pages(self, pages: torch.Tensor | Mapping) -> None:
+        """Make pages of all buffers what they are in a new pool. One launch; pages outside a space are skipped.
+
+        Args:
+            pages: page numbers, int32 or int64 [n], or a mapping of them by the names of spaces.
+
+        Raises:
+            ValueError: unfit pages, or one tensor where spaces number their slots apart.
+        """
+        roots = self._rooted("pages", pages)
+        numbers = {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
+        num_pages = {space.name: self._num_slots(space) // space.page_size for space in self._spaces}
+        if self._triton:
+            arguments = []
+            for space, own in numbers.items():
+                arguments += [own, own.stride(0), len(own), num_pages[space]]
+            grid = (max(map(len, numbers.values()), default=0), len(self._entries))
+            if all(grid):
+                with self._launching():
+                    _clear_kernel[grid](self._table, *arguments, SPANS=self._spans, COLUMNS=1024)
+            return
+        for span in self._spans:
+            space = self._spaces[span.space].name
+            inside = numbers[space].long()
+            inside = inside[(inside >= 0) & (inside < num_pages[space])]
+            for entry in self._entries[span.first : span.first + span.layers]:
+                entry.memory.view(-1, span.nbytes)[inside] = 0
+
+    def transfer_regions(self) -> list[Region]:
+        """All memory of the pool, a region for each tensor, with what its bytes mean."""
+        device_id = -1 if self.device.type == "cpu" else self.device.index or 0
+        regions = []
+        for entry in self._entries:
+            regions.append(
+                Region(
+                    buffer=entry.name,
+                    space=entry.space.name,
+                    layer=entry.layer,
+                    ptr=_address(entry.memory),
+                    nbytes=entry.memory.numel(),
+                    page_bytes=entry.memory.shape[1],
+                    device_id=device_id,
+                    page_fingerprint=entry.page.fingerprint,
+                )
+            )
+        return regions
+
+    def _check_layer(self, layer_id: int) -> None:
+        """ValueError where nothing of the layer is held here."""
+        if type(layer_id) is not int:
+            raise ValueError(f"layer_id must be an integer, not {_shown(layer_id)}")
+        if layer_id not in self.layout.held:
+            raise ValueError(f"layer_id must be a layer of this pool, {list(self.layout.held)}, not {layer_id}")
+
+    def _owned(self, layer_id: int, names: tuple[str, ...]) -> tuple[torch.Tensor, Page, Space]:
+        """The memory, page and space of the one of these buffers that the layer owns."""
+        self._check_layer(layer_id)
+        for name in names:
+            buffer = self.layout.buffer(name)
+            if layer_id in buffer.layers:
+                return self.buffer(name, layer_id), buffer.page, buffer.space
+        listed = " or ".join(f"`{name}`" for name in names)
+        raise LookupError(f"layer {layer_id} has no {listed} here; the layers that have one are {self._owners(names)}")
+
+    def _owners(self, names: tuple[str, ...]) -> list[int]:
+        """The layers that own one of these buffers."""
+        return [layer for name in names for layer in self.layout.layers(name)]
+
+    def _infos(self, names: tuple[str, ...]) -> tuple[list[int], list[int], list[int]]:
+        """Address, bytes and page bytes of these buffers for each layer held, in order; 0 where it owns none."""
+        ptrs, lens, item_lens = [], [], []
+        for layer in self.layout.held:
+            owned = [self.buffer(name, layer) for name in names if layer in self.layout.layers(name)]
+            ptrs.append(_address(owned[0]) if owned else 0)
+            lens.append(owned[0].numel() if owned else 0)
+            item_lens.append(owned[0].shape[1] if owned else 0)
+        return ptrs, lens, item_lens
+
+    def _num_slots(self, space: Space) -> int:
+        """Slots of a space, reserved pages included."""
+        return space.num_pages(self.tokens) * space.page_size
+
+    def _check_device(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.device != self.device:
+            raise ValueError(f"{name} must be on {self.device}, not on {tensor.device}")
+
+    def _integers(self, name: str, tensor: Any, axes: int) -> torch.Tensor:
+        """An int32 or int64 tensor of this device with so many axes."""
+        if self.device.type == "meta":
+            raise ValueError("a pool on meta holds no bytes to work on")
+        is_integer = isinstance(tensor, torch.Tensor) and tensor.dtype in (torch.int32, torch.int64)
+        if not is_integer or tensor.ndim != axes:
+            wanted = f"int32 or int64 with {'1 axis' if axes == 1 else f'{axes} axes'}"
+            raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
+        self._check_device(name, tensor)
+        return tensor
+
+    def _slots(self, name: str, slots: object) -> torch.Tensor:
+        return self._integers(name, slots, 1)
+
+    def _values(self, name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Values of slots as integers of their size, [slots, values]. Axes of 1 may be there or not."""
+        fits = isinstance(tensor, torch.Tensor) and tensor.dtype == dtype and tensor.shape[:1] == shape[:1]
+        if not fits or [extent for extent in tensor.shape[1:] if extent != 1] != [own for own in shape[1:] if own != 1]:
+            wanted = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+            raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
+        self._check_device(name, tensor)
+        rows = tensor.reshape(shape[0], math.prod(shape[1:]))
+        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+
+    def _bound(self, name: str, given: object, computed: Callable[[], Any]) -> int:
+        """A number that the caller knows; computed on the device, for which the host waits, where it does not."""
+        if given is None:
+            return int(computed())
+        if type(given) is not int or given < 0:
+            raise ValueError(f"{name} must be a number of tokens, not {_shown(given)}")
+        return given
+
+    def _default_roots(self, name: str) -> list[str]:
+        """The space that one tensor of slots is for. ValueError where there is not one."""
+        token_roots = [space.numbering for space in self._spaces if space.slots_per_token]
+        roots = list(dict.fromkeys(token_roots)) or list(self._roots)
+        if len(roots) > 1:
+            raise ValueError(f"{name} must be a mapping by the names of spaces that number slots apart: {roots}")
+        return roots
+
+    def _rooted(self, name: str, slots: object) -> dict[str, torch.Tensor]:
+        """Slots by the names of the spaces that number them."""
+        given = slots if isinstance(slots, Mapping) else dict.fromkeys(self._default_roots(name), slots)
+        for root in given:
+            if root not in self._roots:
+                known = ", ".join(self._roots)
+                raise ValueError(f"{name} must be a mapping by the names of spaces, {known}, not {_shown(root)}")
+        return {root: self._integers(f"{name}", given[root], 1) for root in self._roots if root in given}
+
+    def _in_spaces(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The slots of every space of the pool; none of those that were not named."""
+        return {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
+
+    def _identity(self) -> dict[str, dict[str, Any]]:
+        """What a copy must agree with: the bytes of each buffer's page, and its layers."""
+        buffers = self._device_buffers
+        return {
+            "page_fingerprints": {buffer.name: self.layout.page_fingerprint(buffer.name) for buffer in buffers},
+            "layers": {buffer.name: buffer.layers for buffer in buffers},
+        }
+
+    def _staged(self, counts: dict[str, int]) -> tuple[StagingPart, ...]:
+        """Where the records of so many slots of each space lie in a staging tensor."""
+        parts = []
+        offset = 0
+        for record, fields in zip(self._records, self._record_fields, strict=True):
+            entries = self._entries[record.first : record.first + record.layers]
+            part = StagingPart(
+                buffer=entries[0].name,
+                layers=tuple(entry.layer for entry in entries),
+                fields=fields,
+                offset=offset,
+                record_bytes=record.nbytes,
+                slots=counts[self._spaces[record.space].name],
+            )
+            parts.append(part)
+            offset += -(-part.nbytes // 16) * 16
+        return tuple(parts)
+
+    def _staging_bytes(self, counts: dict[str, int]) -> int:
+        """Bytes of a staging tensor: the parts, then a flag for each slot."""
+        records = ((record.layers * record.nbytes, counts[self._spaces[record.space].name]) for record in self._records)
+        return sum(-(-nbytes * count // 16) * 16 for nbytes, count in records) + sum(counts.values())
+
+    def _pack(self, slots: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Slots of every space, staged."""
+        counts = _counts(slots)
+        staging = torch.zeros(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
+        if self._triton:
+            self._launch_all(_pack_kernel, staging, slots)
+            return staging
+        for record, memories, staged, own, kept, flags in self._staged_records(staging, slots):
+            inside = torch.where(kept, own, 0)
+            for memory, rows in zip(memories, staged, strict=True):
+                view = _record_view(memory, record)
+                copied = view[_record_index(record, inside)]
+                rows.view(view.dtype).copy_(copied.reshape(len(own), -1).masked_fill_(~kept[:, None], 0))
+            flags.copy_(kept)
+        return staging
+
+    def _unpack(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
+        """What is staged into slots of every space."""
+        if self._triton:
+            self._launch_all(_unpack_kernel, staging, slots)
+            return
+        for record, memories, staged, own, kept, flags in self._staged_records(staging, slots):
+            kept = kept & (flags != 0)
+            inside = own[kept]
+            for memory, rows in zip(memories, staged, strict=True):
+                view, index = _record_view(memory, record), _record_index(record, inside)
+                view[index] = rows.view(view.dtype)[kept].view(len(inside), *view.shape[len(index) :])
+
+    def _launch_all(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
+        """Launch a kernel over all entries and slots."""
+        arguments = []
+        for space in self._spaces:
+            own = slots[space.name]
+            arguments += [own, own.stride(0), len(own), self._num_slots(space)]
+        grid = (-(-max(map(len, slots.values()), default=0) // self._tokens), len(self._entries))
+        if all(grid):
+            with self._launching():
+                kernel[grid](staging, self._table, *arguments, RECORDS=self._records, TOKENS=self._tokens)
+
+    def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
+        """For each record its tensors, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
+        counts = _counts(slots)
+        parts = self._staged(counts)
+        behind = self._staging_bytes(counts) - sum(counts.values())
+        flags = dict(zip(slots, staging[behind:].split(list(counts.values())), strict=True))
+        for record, part in zip(self._records, parts, strict=True):
+            space = self._spaces[record.space]
+            own = slots[space.name].long()
+            kept = (own >= 0) & (own < self._num_slots(space))
+            staged = staging[part.offset : part.offset + part.nbytes].view(record.layers, part.slots, record.nbytes)
+            memories = [entry.memory for entry in self._entries[record.first : record.first + record.layers]]
+            yield record, memories, staged, own, kept, flags[space.name]
+
+    def _launching(self) -> AbstractContextManager:
+        """Launches go to the device of the pool, whichever is current."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")
+
+
+def _can_launch_on_cpu() -> bool:
+    """Whether kernels are interpreted, or some driver of Triton takes tensors of the CPU."""
+    if not isinstance(_pack_kernel, triton.JITFunction):
+        return True
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _casts_to_e4m3(device: torch.device) -> bool:
+    """Whether the device has an instruction that gives the bytes of `_e4m3_code`."""
+    if device.type != "cuda":
+        return False
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(device).gcnArchName.startswith("gfx95")
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _address(memory: torch.Tensor) -> int:
+    """Where the memory begins; 0 on "meta"."""
+    return 0 if memory.is_meta else memory.data_ptr()
+
+
+def _counts(slots: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The number of slots for each name."""
+    return {name: len(own) for name, own in slots.items()}
+
+
+def _kind(value: object) -> str:
+    """A value in the words of a refusal."""
+    if not isinstance(value, torch.Tensor):
+        return _shown(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype} {list(value.shape)} on {value.device}"
+
+
+def _record_view(memory: torch.Tensor, record: _Record) -> torch.Tensor:
+    """A record of every slot of a layer in the widest units it allows, a view: [pages, slots of a page, units]."""
+    unit = math.gcd(16, record.page_bytes, record.offset, record.slot_stride, record.nbytes)
+    units = memory.view(_UNITS[unit])
+    shape = (len(memory), record.page_slots, record.nbytes // unit)
+    stride = (record.page_bytes // unit, record.slot_stride // unit, 1)
+    return units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+
+
+def _record_index(record: _Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What picks the slots out of `_record_view`."""
+    return slots // record.page_slots, slots % record.page_slots
+
+
+def _field_view(memory: torch.Tensor, field: Field, dtype: torch.dtype) -> torch.Tensor:
+    """A field of every slot of a layer, a view: [pages, slots of a page, axes of the field]."""
+    values = memory.view(dtype)
+    size = values.element_size()
+    shape = [len(memory), *field.shape]
+    stride = [step // size for step in (memory.stride(0), *field.stride)]
+    return values.as_strided(shape, stride, values.storage_offset() + field.offset // size)
+
+
+def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What picks the slots out of `_field_view`."""
+    return slots // page.slots, slots % page.slots
+
+
+def _write(memory: torch.Tensor, page: Page, name: str, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """Write a field of slots that are all inside; values [slots, values of a slot]."""
+    field = page.field(name)
+    index, view = _index(page, field, slots), _field_view(memory, field, values.dtype)
+    view[index] = values.reshape(len(slots), *view.shape[len(index) :])
+
+
+def _read(
+    memory: torch.Tensor, page: Page, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
+    field = page.field(name)
+    values = _field_view(memory, field, dtype)[_index(page, field, torch.where(kept, slots, 0))]
+    return values.reshape(len(slots), field.count).masked_fill_(~kept[:, None], 0)
+
+
+def _store_mla_bf16(
+    memory: torch.Tensor, page: Page, slots: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor
+) -> None:
+    """Write values into slots of `mla_bf16`."""
+    _write(memory, page, "latent", slots, latent)
+    _write(memory, page, "rope", slots, rope)
+
+
+def _store_mla_fp8_scaled(
+    memory: torch.Tensor, page: Page, slots: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor
+) -> None:
+    """Quantise values and write them into slots of `mla_fp8_scaled`."""
+    codes, scales = _quantise_latent(latent.view(torch.bfloat16).float().unflatten(1, (4, 128)))
+    _write(memory, page, "latent", slots, codes)
+    _write(memory, page, "latent_scale", slots, scales)
+    _write(memory, page, "rope", slots, rope)
+
+
+def _store_mla_fp8_raw(
+    memory: torch.Tensor, page: Page, slots: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor
+) -> None:
+    """Quantise values and write them into slots of `mla_fp8_raw`."""
+    _write(memory, page, "latent", slots, _e4m3_codes(latent.view(torch.bfloat16).float()))
+    _write(memory, page, "rope", slots, _e4m3_codes(rope.view(torch.bfloat16).float()))
+
+
+def _put_index_fp8(
+    memory: torch.Tensor, page: Page, slots: torch.Tensor, key: torch.Tensor, key_scale: torch.Tensor
+) -> None:
+    """Write stored fields into slots of `index_fp8`."""
+    _write(memory, page, "key", slots, key)
+    _write(memory, page, "key_scale", slots, key_scale)
+
+
+def _store_index_fp8(memory: torch.Tensor, page: Page, slots: torch.Tensor, key: torch.Tensor) -> None:
+    """Quantise values and write them into slots of `index_fp8`."""
+    codes, scales = _quantise_key(key.view(torch.bfloat16).float().unflatten(1, (1, 128)))
+    _write(memory, page, "key", slots, codes)
+    _write(memory, page, "key_scale", slots, scales)
+
+
+def _load_mla_bf16(
+    memory: torch.Tensor,
+    page: Page,
+    slots: torch.Tensor,
+    kept: torch.Tensor,
+    latent_dtype: torch.dtype,
+    rope_dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `mla_bf16`; zeros for a slot outside."""
+    latent = _read(memory, page, "latent", slots, kept, torch.bfloat16)
+    if latent_dtype != torch.bfloat16:
+        latent = _rounded_values(latent.float(), latent_dtype)
+    rope = _read(memory, page, "rope", slots, kept, torch.bfloat16)
+    if rope_dtype != torch.bfloat16:
+        rope = _rounded_values(rope.float(), rope_dtype)
+    return latent, rope
+
+
+def _load_mla_fp8_scaled(
+    memory: torch.Tensor,
+    page: Page,
+    slots: torch.Tensor,
+    kept: torch.Tensor,
+    latent_dtype: torch.dtype,
+    rope_dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `mla_fp8_scaled`; zeros for a slot outside."""
+    codes = _e4m3_values(_read(memory, page, "latent", slots, kept, torch.uint8))
+    scales = _read(memory, page, "latent_scale", slots, kept, torch.float32)
+    values = codes.unflatten(1, (4, 128)) * scales[:, :, None]
+    latent = _rounded_values(values.flatten(1), latent_dtype)
+    rope = _read(memory, page, "rope", slots, kept, torch.bfloat16)
+    if rope_dtype != torch.bfloat16:
+        rope = _rounded_values(rope.float(), rope_dtype)
+    return latent, rope
+
+
+def _load_mla_fp8_raw(
+    memory: torch.Tensor,
+    page: Page,
+    slots: torch.Tensor,
+    kept: torch.Tensor,
+    latent_dtype: torch.dtype,
+    rope_dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `mla_fp8_raw`; zeros for a slot outside."""
+    latent = _rounded_values(_e4m3_values(_read(memory, page, "latent", slots, kept, torch.uint8)), latent_dtype)
+    rope = _rounded_values(_e4m3_values(_read(memory, page, "rope", slots, kept, torch.uint8)), rope_dtype)
+    return latent, rope
+
+
+def _gather_index_fp8(
+    memory: torch.Tensor,
+    page: Page,
+    slots: torch.Tensor,
+    kept: torch.Tensor,
+    key_dtype: torch.dtype,
+    key_scale_dtype: torch.dtype,
+) -> tuple[torch.Tensor, ...]:
+    """Read stored fields of whole sequences from `index_fp8`; zeros for a page outside."""
+    key = _read(memory, page, "key", slots, kept, key_dtype)
+    key_scale = _read(memory, page, "key_scale", slots, kept, key_scale_dtype)
+    return key, key_scale
+
+
+def _filtered(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The rows of each tensor that are kept."""
+    return tensors if kept.all() else tuple(tensor[kept] for tensor in tensors)
+
+
+def _sequences(
+    lengths: torch.Tensor, table: torch.Tensor, num_pages: int, page_size: int, total: int, longest: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the tokens of sequences, one behind the other, those that a gather copies: their rows, and their slots."""
+    lengths = lengths.clamp(min=0)
+    gathered = lengths.clamp(max=min(longest, total))
+    request = torch.repeat_interleave(gathered)
+    position = torch.arange(len(request), device=lengths.device) - (gathered.cumsum(0) - gathered)[request]
+    row = (lengths.cumsum(0) - lengths)[request] + position
+    kept = (row < total) & (position // page_size < table.shape[1])
+    row, request, position = row[kept], request[kept], position[kept]
+    page = table[request, position // page_size]
+    kept = (page >= 0) & (page < num_pages)
+    return row[kept], (page * page_size + position % page_size)[kept]
+
+
+def _rows(memory: torch.Tensor, page: Page, names: tuple[str, ...], dtype: torch.dtype | None) -> torch.Tensor:
+    """Neighbouring fields of every slot, all if none is named: uint8 [slots, bytes], or [slots, 1, values]."""
+    fields = [page.field(name) for name in names] or page.fields
+    first = min(field.offset for field in fields)
+    nbytes = max(field.offset + field.count * ITEM_BYTES[field.dtype] for field in fields) - first
+    rows = memory.view(len(memory) * page.slots, -1)[:, first : first + nbytes]
+    if dtype is None:
+        return rows
+    own = {_TORCH_DTYPES.get(field.dtype) for field in fields}
+    if own != {dtype}:
+        listed = ", ".join(f"{field.name} is {field.dtype}" for field in fields)
+        raise ValueError(f"dtype must be None or that of every value in a row, where {listed}, not {_shown(dtype)}")
+    return rows.view(dtype)[:, None]
+
+
+_TORCH_DTYPES = {
+    "bf16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "e8m0": torch.float8_e8m0fnu,
+    "f16": torch.float16,
+    "f32": torch.float32,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+}
+
+
+_UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 Pool = GlmDsaPool

@@ -39,6 +39,7 @@ from kvgen.spec import (
     Spec,
 )
 from kvgen.types import DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, Type, closest, suggest
+from kvgen.walk import side_by_side, unsupported, value_fields
 
 CODES = {
     "KV240": "a name defined twice",
@@ -123,11 +124,16 @@ POOL_NAMES = frozenset(
         "clear_pages",
         "describe_staging",
         "transfer_regions",
+        "pack",
+        "unpack",
+        "move",
+        "save",
+        "restore",
     ]
 )
-
-
-DERIVED_VERBS = ("store", "put", "load", "get", "gather", "view")  # `store_kv` and so on
+ARGUMENTS_TAKEN = ("self", "layer_id", "loc", "skip_reserved")
+LOCALS_OF_OPERATIONS = ("memory", "page", "space", "slots", "first_slot", "own", "self", "torch", "len")
+KERNEL_VERBS = ("store", "put", "load", "get", "gather")
 
 
 def check_spec(spec: Spec) -> tuple[Scope, list[Problem]]:
@@ -193,14 +199,9 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
         for field in format.fields:
             if field.name.text in ("given", "none"):
                 yield refuse(field.name, "is a word of the language", field.path)
-    derived = {f"{verb}_{buffer.name}": (verb, buffer) for verb in DERIVED_VERBS for buffer in spec.buffers}
     for operation in spec.operations:
-        if operation.name.text in POOL_NAMES:
+        if operation.name.text in POOL_NAMES and operation.name.text != operation.verb:
             yield refuse(operation.name, "is a method or attribute of every pool", operation.path)
-        elif operation.name.text in derived:
-            verb, buffer = derived[operation.name.text]
-            if operation.verb != verb or operation.buffers != (buffer.name,):
-                yield refuse(operation.name, f"is what every pool calls `{verb}` of `{buffer.name}`", operation.path)
 
 
 def _made_names(spec: Spec) -> dict[str, str]:
@@ -825,7 +826,10 @@ def check_operations(spec: Spec, scope: Scope) -> Iterator[Problem]:
     buffers = {item.name.text: item for item in spec.buffers}
     for operation in spec.operations:
         targets = [buffers[name.text] for name in operation.buffers or () if name.text in buffers]
-        yield from _check_operation(scope, operation, formats, targets)
+        problems = list(_check_operation(scope, operation, formats, targets))
+        yield from problems
+        if not problems:
+            yield from _check_reach(spec, scope, operation, targets)
 
 
 def _check_operation(
@@ -843,7 +847,8 @@ def _check_operation(
         ("load get gather", operation.returns),
         ("view", operation.view),
     ):
-        if used and operation.verb not in verb.split():
+        of_rows = operation.view == "rows" and verb == "load get gather"
+        if used and operation.verb not in verb.split() and not of_rows:
             key = {"store put": "args", "view": "as"}.get(verb, "returns")
             yield refuse(f"`{operation.verb}` has no `{key}`", operation.name)
     seen: dict[str, Ident] = {}
@@ -853,8 +858,10 @@ def _check_operation(
         seen[field.text] = field
         if keyword.iskeyword(argument.text):
             yield refuse(f"`{argument}` is a word of Python", argument, "choose another name")
-        if argument.text in ("self", "layer_id", "loc", "skip_reserved"):
+        if argument.text in ARGUMENTS_TAKEN:
             yield refuse(f"`{argument}` is an argument of every operation", argument, "choose another name")
+        elif argument.text in LOCALS_OF_OPERATIONS:
+            yield refuse(f"`{argument}` has a meaning in the generated module", argument, "choose another name")
     mentioned = [field for _, field in operation.arguments] + list(operation.returns or ())
     for buffer in buffers:
         for name in sorted(_targets(formats, buffer.format.text)):
@@ -865,6 +872,73 @@ def _check_operation(
             if operation.view == "rows" and not _is_rows(formats[name]):
                 message = f"`{operation.name}` cannot show rows: a page of `{name}` is not one record for each slot"
                 yield refuse(message, operation.name, "write `as: pages`")
+
+
+def _check_reach(spec: Spec, scope: Scope, operation: Operation, buffers: list[Buffer]) -> Iterator[Problem]:
+    """KV250, KV205: what the pool can do for the buffers and fields of an operation."""
+    formats = {item.name.text: item for item in spec.formats}
+    shapes: dict[str, tuple[str, tuple[Size, ...]]] = {}
+    for buffer in buffers:
+        if buffer.memory == "host":
+            message = f"`{buffer.name}` lies in host memory, which a pool does not allocate"
+            yield Problem("KV250", message, Label(operation.name.span), path=operation.path)
+            return
+        missing = _missing_of_buffer(spec, scope, operation, buffer)
+        if missing is not None:
+            yield _unsupported(operation, missing)
+            return
+        try:
+            slots = page_slots(spec, scope, buffer)
+        except FoldError:
+            return  # reported with the buffer
+        for name in sorted(_targets(formats, buffer.format.text)):
+            page = None if slots is None else resolve_page(scope, formats[name], slots, [])
+            if page is None:
+                continue  # reported with the page
+            fields = {field.name: field for field in page.fields}
+            named = [field.text for _, field in operation.arguments] + [item.text for item in operation.returns or ()]
+            used = tuple(named or (fields if operation.verb in ("put", "get", "gather") else value_fields(page)))
+            if operation.verb in KERNEL_VERBS:
+                missing = unsupported(page, operation.verb, used)
+                if missing is not None:
+                    yield _unsupported(operation, missing)
+                    return
+            if operation.verb == "view" and operation.view == "rows" and named and not side_by_side(page, used):
+                listed = ", ".join(f"`{name}`" for name in used)
+                message = f"`{operation.name}` cannot show rows of {listed}: they do not lie side by side in `{name}`"
+                yield Problem("KV250", message, Label(operation.name.span), path=operation.path)
+                return
+            for field in used if operation.verb in KERNEL_VERBS else ():
+                other, shape = shapes.setdefault(field, (name, fields[field].shape[1:]))
+                if shape != fields[field].shape[1:]:
+                    message = f"`{operation.name}` needs `{field}` alike in `{other}` and `{name}`"
+                    notes = (f"{_listed(shape)} there, {_listed(fields[field].shape[1:])} here",)
+                    yield Problem("KV250", message, Label(operation.name.span), notes=notes, path=operation.path)
+                    return
+
+
+def _listed(shape: tuple[Size, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _unsupported(operation: Operation, what: str) -> Problem:
+    return Problem("KV205", f"{what} is not supported yet", Label(operation.name.span), path=operation.path)
+
+
+def _missing_of_buffer(spec: Spec, scope: Scope, operation: Operation, buffer: Buffer) -> str | None:
+    """What of an operation on a buffer is not there yet, whatever its fields are."""
+    verb = operation.verb
+    split = None if buffer.split is None else scope.fold(buffer.split)
+    is_split = split is not None and not (isinstance(split, Literal) and split.value is False)
+    if is_split and verb in (*KERNEL_VERBS, "view", "describe"):
+        return f"a {verb} of planes that are tensors of their own"
+    space = next(space for space in spec.spaces if space.name == buffer.space)
+    derived = [case.use for case in space.cases if isinstance(case.use, Derived)]
+    if verb == "gather" and any(use.operator is not None or use.where is not None for use in derived):
+        return "a gather from slots that stand for those of another space"
+    if verb == "gather" and page_sizes(spec, scope, space.name.text) in (None, {None}):
+        return "a gather from pages whose slots load time knows"
+    return None
 
 
 def _is_rows(format: Format) -> bool:

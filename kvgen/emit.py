@@ -19,6 +19,7 @@ import jinja2
 
 from kvgen.bytemap import page_lines
 from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, names, show
+from kvgen.kernels import number_names, number_value
 from kvgen.layout import (
     BufferLayout,
     DerivedSpace,
@@ -29,6 +30,7 @@ from kvgen.layout import (
     SpaceLayout,
     page_names,
 )
+from kvgen.operations import copied_fields, load_time_pages, pool_view, shown_rows
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.printer import Printer, num_body, page_constant
 from kvgen.problems import InternalError
@@ -43,6 +45,7 @@ from kvgen.pysource import (
     Keyword,
     Lambda,
     Raw,
+    Ternary,
     Words,
     bracketed,
     call,
@@ -70,6 +73,7 @@ from kvgen.views import (
     RuleView,
     StepView,
 )
+from kvgen.walk import Walk, records
 
 T = TypeVar("T")
 IN_FROM_CONFIG = 3 * STEP  # columns in front of a statement there
@@ -92,7 +96,8 @@ def emit(layout: Layout) -> Module:
     """The module of a layout. The same layout gives the same text everywhere."""
     view = view_of(layout)
     templates = _templates()
-    texts = [templates.get_template(f"{half}.py.jinja").render(m=view) for half in ("layout", "pool")]
+    pool = pool_view(layout, view.has_translation, view.has_init)
+    texts = [templates.get_template(f"{half}.py.jinja").render(m=view, p=pool) for half in ("layout", "pool")]
     return Module(*(_with_even_gaps(text) for text in texts))
 
 
@@ -138,6 +143,10 @@ class _Viewer:
         self.has_block = any(buffer.block is not None for buffer in layout.buffers)
         self.has_host = any(buffer.memory == "host" for buffer in layout.buffers)
         self.varying = any(buffer.varies for buffer in layout.buffers)
+        self.has_translation = any(form.operator is not None or form.where for form in self.derived_spaces())
+        walks = [record for page in layout.pages for record in records(page)]
+        self.has_walks = any(not record.is_dense or len(record.slot_walk) > 1 for record in walks)
+        self.shows_fields = any(item.view == "fields" for item in layout.operations)
         self.has_init = any(field.init for page in layout.pages for field in page.fields)
 
     def view(self) -> ModuleView:
@@ -159,6 +168,7 @@ class _Viewer:
         derived = any(not isinstance(source, Name) for item in layout.parameters for source in item.sources)
         pieces = any(len(own) > 1 for page in layout.pages for field in page.fields for own in field.pieces)
         constants = tuple(self.constant_pages())
+        has_copies = copied_fields(layout)
         floors = self.has_floors()
         return ModuleView(
             name=layout.name,
@@ -213,6 +223,7 @@ class _Viewer:
                 **{name: name in self.used for name in KindsView.__dataclass_fields__}  # type: ignore[arg-type]
             ),
             has_item_bytes=self.has_align
+            or shown_rows(layout)
             or any(field.bits.known is None for page in layout.pages for field in page.fields),
             item_bytes=item_bytes(),
             has_init=self.has_init,
@@ -221,7 +232,32 @@ class _Viewer:
             has_block=self.has_block,
             has_requests=self.has_requests,
             has_fixed_slots=self.has_fixed,
-            has_paged_spaces=any(form.operator is not None for form in self.derived_spaces()),
+            has_translation=self.has_translation,
+            has_derived_spaces=any(True for _ in self.derived_spaces()),
+            has_walks=self.has_walks,
+            has_constants=load_time_pages(layout),
+            has_field_copies=has_copies,
+            has_rows=shown_rows(layout),
+            field_count="math.prod(_flat(self.shape[1:]))" if pieces else "math.prod(self.shape[1:])",
+            numbering="self.root or self.name" if any(True for _ in self.derived_spaces()) else "self.name",
+            device_buffers_of_self=self.device_buffers().replace(".buffers", ".buffers"),
+            own_plane=", own.plane" if self.has_split else "",
+            requests_of_self=", self.requests" if self.has_requests else "",
+            layer_page="buffer.pages[buffer.layers.index(layer_id)]" if self.varying else "buffer.page",
+            entry_records="entry.page.records_of(entry.plane)" if self.has_split else "entry.page.records",
+            entry_name_note=", and of the plane where it is split" if self.has_split else "",
+            record_offset="record.offset",
+            aux_note=self.aux_note(),
+            aux_bytes=self.aux_bytes(),
+            blank=self.blank(),
+            blank_bytes="max(own.offset + own.page_bytes for own in page.planes)"
+            if self.has_split
+            else "page.page_bytes",
+            plane_parameter=", plane: Plane | None" if self.has_split else "",
+            plane_note=", or of a plane of it," if self.has_split else "",
+            flat_shape="_flat(field.shape)" if pieces else "field.shape",
+            flat_stride="_flat(field.stride)" if pieces else "field.stride",
+            has_flat=pieces and (has_copies or self.has_init or self.shows_fields),
             has_varying_pages=self.varying,
             has_host=self.has_host,
             has_floors=floors,
@@ -242,10 +278,12 @@ class _Viewer:
         yield from ("import difflib", "import hashlib", "import json", "import math", "import os")
         if "ratio" in self.used:
             yield "import re"
-        yield "from collections.abc import Callable, Iterable, Mapping"
+        yield "from collections.abc import Callable, Iterable, Iterator, Mapping"
+        yield "from contextlib import AbstractContextManager, nullcontext"
         yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"
         yield "from fractions import Fraction"
-        yield "from typing import Any, NoReturn, Self"
+        yield "from itertools import groupby"
+        yield "from typing import Any, NamedTuple, NoReturn, Self"
 
     def byte_map(self) -> Iterator[str]:
         for position, page in enumerate(self.layout.pages):
@@ -283,10 +321,27 @@ class _Viewer:
             Keyword("slots", slots),
             Keyword("page_bytes", size_code(page.page_bytes)),
             Keyword("fields", exploded(fields)),
+            Keyword("records", exploded(tuple(self.record_literals(page)))),
         ]
+        if load_time_pages(self.layout) and not page.is_constant:
+            numbers = [call("", Raw(quoted(name)), Raw(number_value(name))) for name in number_names(page)]
+            items.append(Keyword("numbers", tuple_of(numbers)))
         if self.has_split:
             items.append(Keyword("planes", exploded(tuple(self.plane_literals(page)))))
         return exploded(tuple(items), "Page(")
+
+    def record_literals(self, page: Page) -> Iterator[Code]:
+        for record in records(page):
+            items: list[Code] = [tuple_of([Raw(quoted(name)) for name in record.fields])]
+            items += keywords(offset=size_code(record.offset), nbytes=size_code(record.nbytes))
+            if self.has_walks:
+                items += keywords(slot_walk=walk_code(record.slot_walk), byte_walk=walk_code(record.byte_walk))
+            else:
+                stride = record.slot_walk[0].stride if record.slot_walk else record.nbytes
+                items += keywords(slot_stride=size_code(stride))
+            if self.has_split:
+                items += keywords(plane=Raw(quoted(record.plane)))
+            yield call("Record", *items)
 
     def plane_literals(self, page: Page) -> Iterator[Code]:
         for plane in page.planes:
@@ -581,13 +636,27 @@ class _Viewer:
                     items.append(Keyword("reserved_pages", reserve))
                 return call("Space", Raw(quoted(space.name)), *items)
             parent = f"{form.parent}_space"
-            if form.operator is None:
-                return call("replace", Raw(parent), Keyword("name", Raw(quoted(space.name))))
-            return call(f"{parent}.paged", Raw(quoted(space.name)), self.derived_page(space, form))
+            name = Raw(quoted(space.name))
+            if form.operator is None and form.where is None:
+                root = Raw(f"{parent}.numbering")
+                return call("replace", Raw(parent), Keyword("name", name), Keyword("root", root))
+            return call(f"{parent}.paged", name, self.derived_page(space, form), self.rows(form))
 
         return code
 
+    def rows(self, form: DerivedSpace) -> Code:
+        """The slot here of each slot of a page of the parent, -1 where it is not held."""
+        row: Code = Raw("offset")
+        if form.operator is not None and form.divisor is not None:
+            row = chain(form.operator, row, bracketed(self.printer.code(form.divisor), UNARY))
+        if form.where is not None:
+            row = Ternary(row, self.printer.code(form.where), Raw("-1"))
+        clause = f"for offset in range({form.parent}_space.page_size)"
+        return Each("tuple(", row, clause, None, ")")
+
     def derived_page(self, space: SpaceLayout, form: DerivedSpace) -> Code:
+        if form.operator is None:
+            return Raw(f"{form.parent}_space.page_size")
         if space.page_size is not None and form.divisor is not None:
             return Raw(str(space.page_size))
         parent = Raw(f"{form.parent}_space.page_size")
@@ -761,6 +830,27 @@ class _Viewer:
             return Raw("()")
         return Each("tuple(", Raw("layer"), "for layer in held", condition, ")")
 
+    def aux_note(self) -> str:
+        """What `aux_bytes` counts, for its docstring."""
+        parts = ["the pointer table"]
+        if self.has_translation:
+            parts.append("the rows of slots")
+        if self.has_init:
+            parts.append("blank pages")
+        return f": {' and '.join(parts)}" if len(parts) < 3 else f": {', '.join(parts[:2])} and {parts[2]}"
+
+    def aux_bytes(self) -> str:
+        text = "self._table.nbytes"
+        if self.has_init:
+            text += " + self._blank.nbytes"
+        if self.has_translation:
+            text += " + sum(rows.nbytes for rows in self._rows.values())"
+        return text
+
+    def blank(self) -> str:
+        """What `clear_pages` writes."""
+        return "self._blank[span.blank : span.blank + span.nbytes]" if self.has_init else "0"
+
     def device_buffers(self) -> str:
         if not self.has_host:
             return "layout.buffers"
@@ -824,6 +914,10 @@ def size_code(size: Size) -> Code:
     if len(products) > 1:
         return Chain(("+",) * (len(products) - 1), products)
     return products[0] if products else Raw("0")
+
+
+def walk_code(walk: Walk) -> Code:
+    return tuple_of([call("", *(size_code(size) for size in (step.low, step.extent, step.stride))) for step in walk])
 
 
 def stride_code(bits: Size) -> Code:

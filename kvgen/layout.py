@@ -25,8 +25,10 @@ from kvgen.size import Size
 from kvgen.space import Rate, affine, page_sizes, page_slots
 from kvgen.spec import Buffer, Case, Derived, Format, LayerSet, Let, Parameter, Root, Space, Spec
 from kvgen.types import DTYPES, Bool, Int, Ratio
+from kvgen.walk import value_fields
 
 T = TypeVar("T")
+WHOLE_POOL = ("move", "save", "restore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,22 @@ class RequireLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OperationLayout:
+    """A method of the pool: a verb, under the name and with the arguments that an engine knows."""
+
+    name: str
+    origin: str
+    verb: str
+    buffers: tuple[str, ...]  # those whose layers tell which one is meant; all of the pool's for move, save and restore
+    fields: tuple[
+        str, ...
+    ]  # what a store or put is given, in order; what a load, get or gather returns; rows of a view
+    arguments: tuple[str, ...]  # of a store or put, what each of the fields is called
+    view: str | None
+    at_own: bool  # whether slots are the buffer's own, not those of its root space
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """Everything the generated module says."""
 
@@ -118,6 +136,7 @@ class Layout:
     pages: tuple[Page, ...]  # every page that some buffer or `sizeof` uses
     aliases: tuple[tuple[str, tuple[Case[str], ...]], ...]  # formats that `sizeof` asks for by a name with cases
     buffers: tuple[BufferLayout, ...]
+    operations: tuple[OperationLayout, ...]
     reached: frozenset[str]  # names of parameters, lets and sets that the above mentions
     annotations: tuple[tuple[str, str], ...]  # of the names that depend on the layer: name, Python type
     fingerprint: str
@@ -185,6 +204,7 @@ class _Resolver:
             pages=tuple(self.pages.values()),
             aliases=tuple(self.aliases.items()),
             buffers=buffers,
+            operations=tuple(self.operations(buffers)),
             reached=frozenset(self.reached),
             annotations=tuple(
                 (name, _annotation(entity)) for name, entity in self.scope.entities.items() if entity.varies
@@ -206,6 +226,34 @@ class _Resolver:
                 if that != Literal(value=True, span=both.span):
                     message = f"{operation.name} cannot tell {one.name} from {other.name}: both are owned here"
                     yield RequireLayout(that=that, message=message, origin=operation.path, varies=True)
+
+    def operations(self, buffers: tuple[BufferLayout, ...]) -> Iterator[OperationLayout]:
+        """The operations of the spec, and those every pool has where the spec gives them no name."""
+        pages = {buffer.name: buffer.pages[0].use for buffer in buffers}
+        for item in self.spec.operations:
+            names = tuple(name.text for name in item.buffers or ())
+            fields = item.returns if item.returns is not None else tuple(field for _, field in item.arguments)
+            named = tuple(field.text for field in fields)
+            if not named and item.verb in ("store", "load"):
+                named = value_fields(pages[names[0]])
+            elif not named and item.verb in ("put", "get", "gather"):
+                named = tuple(field.name for field in pages[names[0]].fields)
+            yield OperationLayout(
+                name=item.name.text,
+                origin=item.path,
+                verb=item.verb,
+                buffers=names,
+                fields=named,
+                arguments=tuple(argument.text for argument, _ in item.arguments) or named,
+                view=item.view,
+                at_own=item.at == "own",
+            )
+        verbs = {item.verb for item in self.spec.operations}
+        for verb in WHOLE_POOL:
+            if verb not in verbs:
+                yield OperationLayout(
+                    name=verb, origin="", verb=verb, buffers=(), fields=(), arguments=(), view=None, at_own=False
+                )
 
     # -- expressions
 

@@ -82,6 +82,115 @@ class KindsView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QuantiserView:
+    """A way of making codes and scales of blocks."""
+
+    name: str
+    doc: str
+    maximum: str
+    floor: str
+    has_floor: bool
+    is_power: bool
+    has_division: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockOfKernelView:
+    """What a kernel does with one field."""
+
+    comment: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelView:
+    """A kernel of one verb and format, and its twin in torch."""
+
+    kernel: str
+    twin: str
+    signature: str
+    twin_signature: str
+    doc: str
+    decorator: str
+    rows: tuple[str, ...]
+    blocks: tuple[BlockOfKernelView, ...]
+    twin_lines: tuple[str, ...]
+    result: str
+    space_page: str
+    is_store: bool
+    is_load: bool
+    is_gather: bool
+    has_codes: bool
+    has_values: bool
+    has_powers: bool
+    has_rounding: bool
+    has_widening: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationView:
+    """A method of the pool that works on one layer."""
+
+    signature: str
+    summary: str
+    doc: tuple[str, ...]
+    buffers: str
+    values: tuple[str, ...]
+    calls: tuple[str, ...]
+    row_fields: str
+    is_store: bool
+    is_load: bool
+    is_gather: bool
+    is_pages: bool
+    is_rows: bool
+    is_fields: bool
+    is_describe: bool
+    has_dtype: bool
+    has_translation: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolView:
+    """The operations of the pool, and what they need."""
+
+    operations: tuple[OperationView, ...]
+    kernels: tuple[KernelView, ...]
+    stores: tuple[KernelView, ...]
+    loads: tuple[KernelView, ...]
+    gathers: tuple[KernelView, ...]
+    quantisers: tuple[QuantiserView, ...]
+    pack_signature: str
+    unpack_signature: str
+    clear_signature: str
+    slots_decorator: str
+    pages_decorator: str
+    slots_lines: tuple[str, ...]
+    pages_lines: tuple[str, ...]
+    blank_argument: str
+    move: str
+    save: str
+    restore: str
+    warmups: tuple[str, ...]
+    torch_dtypes: str
+    integers: str
+    constants: str
+    units: str
+    has_e4m3_codes: bool
+    has_e4m3_values: bool
+    has_e8m0_codes: bool
+    has_e8m0_values: bool
+    has_rounding: bool
+    has_widening: bool
+    has_owned: bool
+    has_values: bool
+    has_infos: bool
+    has_rows: bool
+    has_field_views: bool
+    has_field_copies: bool
+    has_torch_dtypes: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModuleView:
     """Everything the templates print, as text or as one truth each."""
 
@@ -133,7 +242,30 @@ class ModuleView:
     has_block: bool
     has_requests: bool
     has_fixed_slots: bool
-    has_paged_spaces: bool
+    has_translation: bool
+    has_derived_spaces: bool
+    has_walks: bool
+    has_constants: bool
+    has_field_copies: bool
+    has_rows: bool
+    field_count: str
+    numbering: str
+    device_buffers_of_self: str
+    requests_of_self: str
+    layer_page: str
+    entry_records: str
+    entry_name_note: str
+    record_offset: str
+    aux_note: str
+    aux_bytes: str
+    blank: str
+    blank_bytes: str
+    plane_parameter: str
+    plane_note: str
+    flat_shape: str
+    flat_stride: str
+    has_flat: bool
+    own_plane: str
     has_varying_pages: bool
     has_host: bool
     has_floors: bool

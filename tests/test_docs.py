@@ -546,12 +546,6 @@ def test_layers_of_a_role(folder: Path) -> None:
         assert json.loads(output)["bytes_per_token"] == 128 * layers
 
 
-def test_operations_do_not_change_the_module_yet(folder: Path) -> None:
-    _, plain = run("build", "smallest.yaml", "-o", "-")
-    Path("smallest.yaml").write_text(SMALLEST + "operations: {set_k: {store: [kv], args: {key: k}}}\n")
-    assert run("build", "smallest.yaml", "-o", "-") == (0, plain)
-
-
 def test_build_writes_nothing_for_a_fragment(folder: Path) -> None:
     assert run("build", "rows.yaml")[0] == 0
     assert not list(folder.glob("**/*.py"))

@@ -1,6 +1,7 @@
 """What the tests of generated modules share: the project on the import path, configs, and compiled language specs."""
 
 import json
+import linecache
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -36,7 +37,9 @@ def run_whole(name: str, read: Callable[[str], bytes]) -> ModuleType:
     assert compiled.module is not None and not compiled.failed, compiled.problems
     module = ModuleType(f"generated_in_memory_{name}")
     sys.modules[module.__name__] = module  # dataclasses and pickle look their module up by name
-    exec(compile(compiled.module.text, f"<{module.__name__}>", "exec"), module.__dict__)
+    file = f"<{module.__name__}>"
+    linecache.cache[file] = (0, None, compiled.module.text.splitlines(True), file)  # Triton reads its kernels there
+    exec(compile(compiled.module.text, file, "exec"), module.__dict__)
     return module
 
 

@@ -14,10 +14,12 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, NoReturn, Self
+from itertools import groupby
+from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "c56fd7761e8df2c9"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
@@ -39,6 +41,19 @@ class Field:
 
 
 @dataclass(frozen=True)
+class Record:
+    """Bytes of a slot that are copied together: of fields that lie side by side.
+
+    The record of slot s begins offset + s * slot_stride bytes into the page.
+    """
+
+    fields: tuple[str, ...]
+    offset: int
+    nbytes: int
+    slot_stride: int
+
+
+@dataclass(frozen=True)
 class Page:
     """The bytes of `slots` slots that lie together: the unit of allocation."""
 
@@ -46,6 +61,7 @@ class Page:
     slots: int
     page_bytes: int  # padding included
     fields: tuple[Field, ...]
+    records: tuple[Record, ...]
 
     def __post_init__(self) -> None:
         if self.page_bytes > 2**40:
@@ -71,6 +87,7 @@ def row_page(slots: int, heads: int) -> Page:
         slots=slots,
         page_bytes=4 * slots * heads,
         fields=(Field("k", "bf16", offset=0, shape=(slots, heads, 2), stride=(4 * heads, 4, 2)),),
+        records=(Record(("k",), offset=0, nbytes=4 * heads, slot_stride=4 * heads),),
     )
 
 
@@ -83,18 +100,27 @@ class Space:
     slots_per_token: int | Fraction
     fixed_slots: int | Fraction = 0
     reserved_pages: int = 1
+    root: str = ""  # the space whose slots are given for its own, where that is another
+    rows: tuple[int, ...] = ()  # the slot here of each slot of a page of the root, or -1; () where they are the same
+
+    @property
+    def numbering(self) -> str:
+        """The name of the space whose slots are given for its own."""
+        return self.root or self.name
 
     def num_pages(self, tokens: int) -> int:
         """Pages for so many tokens, reserved pages included."""
         slots = self.slots_per_token * tokens + self.fixed_slots
         return slots // self.page_size + self.reserved_pages
 
-    def paged(self, name: str, page_size: int) -> "Space":
-        """The same pages one for one, with `page_size` slots in each."""
+    def paged(self, name: str, page_size: int, rows: tuple[int, ...]) -> "Space":
+        """The same pages one for one, with `page_size` slots in each: `rows` for the slots of a page here."""
         return replace(
             self,
             name=name,
             page_size=page_size,
+            root=self.numbering,
+            rows=tuple(rows[row] if row >= 0 else -1 for row in self.rows) if self.rows else rows,
             slots_per_token=_whole(Fraction(self.slots_per_token * page_size, self.page_size)),
             fixed_slots=_whole(Fraction(self.fixed_slots * page_size, self.page_size)),
         )
@@ -141,6 +167,7 @@ class LayersOfTheirOwnLayout:
     role: str
     start_layer: int
     end_layer: int  # exclusive
+    held: tuple[int, ...]  # global ids of the layers of this stage and role
     spaces: tuple[Space, ...]
     buffers: tuple[Buffer, ...]
     config_items: tuple[tuple[str, object], ...]
@@ -193,9 +220,13 @@ class LayersOfTheirOwnLayout:
             # spaces.token
             token_space = Space("token", page_size=64, slots_per_token=1)
             # spaces.half
-            half_space = token_space.paged("half", 32)
+            half_space = token_space.paged("half", 32, tuple(offset // 2 for offset in range(token_space.page_size)))
             # spaces.ring
-            ring_space = token_space.paged("ring", 4)
+            ring_space = token_space.paged(
+                "ring",
+                4,
+                tuple(offset % 4 if offset % 2 == 0 else -1 for offset in range(token_space.page_size)),
+            )
             # spaces.window
             window_space = Space("window", page_size=8, slots_per_token=_whole(ratio), fixed_slots=3, reserved_pages=2)
 
@@ -220,6 +251,7 @@ class LayersOfTheirOwnLayout:
                 role=role,
                 start_layer=start_layer,
                 end_layer=end_layer,
+                held=tuple(held),
                 spaces=(token_space, half_space, ring_space, window_space),
                 buffers=(
                     Buffer("kv", half_space, tuple(held), tuple(page_of_kv(layer) for layer in held)),
@@ -595,10 +627,267 @@ Layout = LayersOfTheirOwnLayout
 
 
 import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+
+@triton.jit
+def _staged_start(counts, RECORDS: tl.constexpr, INDEX: tl.constexpr):
+    """Where in a staging tensor the records of RECORDS[INDEX] begin: behind those before it, on a multiple of 16."""
+    start = tl.program_id(0).to(tl.int64) * 0
+    for before in tl.static_range(INDEX):
+        nbytes = counts[RECORDS[before].space].to(tl.int64) * (RECORDS[before].layers * RECORDS[before].nbytes)
+        start += (nbytes + 15) // 16 * 16
+    return start
+
+
+@triton.jit
+def _sum_of(counts, END: tl.constexpr):
+    """The sum of the first counts."""
+    total = tl.program_id(0).to(tl.int64) * 0
+    for index in tl.static_range(END):
+        total += counts[index]
+    return total
+
+
+@triton.jit
+def _record_ptr(table_ptr, entry, slot, RECORD: tl.constexpr):
+    """Where the record of each slot begins in the buffer of an entry of the pointer table."""
+    memory_ptr = tl.multiple_of(tl.load(table_ptr + entry).to(tl.pointer_type(tl.uint8)), 16)
+    page_ptr = memory_ptr + slot // RECORD.page_slots * RECORD.page_bytes
+    return page_ptr + slot % RECORD.page_slots * RECORD.slot_stride + RECORD.offset
+
+
+@triton.jit(
+    do_not_specialize=[
+        "half_count",
+        "half_num_slots",
+        "ring_count",
+        "ring_num_slots",
+        "window_count",
+        "window_num_slots",
+    ],
+)
+def _pack_kernel(
+    staging_ptr,
+    table_ptr,
+    half_slots_ptr,
+    half_slots_stride,
+    half_count,
+    half_num_slots,
+    ring_slots_ptr,
+    ring_slots_stride,
+    ring_count,
+    ring_num_slots,
+    window_slots_ptr,
+    window_slots_stride,
+    window_count,
+    window_num_slots,
+    RECORDS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Copy slots of all buffers into a staging tensor; a slot outside its space leaves zeros there, and a flag of 0.
+
+    A program takes TOKENS slots of one entry of the pointer table: of a buffer of a layer.
+    """
+    slots_ptrs = (half_slots_ptr, ring_slots_ptr, window_slots_ptr)
+    slots_strides = (half_slots_stride, ring_slots_stride, window_slots_stride)
+    counts = (half_count, ring_count, window_count)
+    num_slots = (half_num_slots, ring_num_slots, window_num_slots)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    entry = tl.program_id(1)
+    for index in tl.static_range(len(RECORDS)):
+        if (entry >= RECORDS[index].first) & (entry < RECORDS[index].first + RECORDS[index].layers):
+            count = counts[RECORDS[index].space]
+            inside = token < count
+            slot_ptr = slots_ptrs[RECORDS[index].space] + token * slots_strides[RECORDS[index].space]
+            slot = tl.load(slot_ptr, mask=inside, other=-1).to(tl.int64)
+            kept = (slot >= 0) & (slot < num_slots[RECORDS[index].space])
+            if RECORDS[index].has_flags & (entry == RECORDS[index].first):
+                flags = _staged_start(counts, RECORDS, len(RECORDS)) + _sum_of(counts, RECORDS[index].space)
+                tl.store(staging_ptr + flags + token, kept.to(tl.uint8), mask=inside)
+            record_ptr = _record_ptr(table_ptr, entry, slot, RECORDS[index])
+            row = (entry - RECORDS[index].first).to(tl.int64) * count + token
+            staged_ptr = staging_ptr + _staged_start(counts, RECORDS, index) + row * RECORDS[index].nbytes
+            for begin in range(0, RECORDS[index].nbytes, RECORDS[index].columns):
+                byte = begin + tl.arange(0, RECORDS[index].columns)[None, :]
+                whole = byte < RECORDS[index].nbytes
+                byte_ptr = record_ptr[:, None] + byte
+                copied = tl.load(byte_ptr, mask=kept[:, None] & whole, other=0)
+                tl.store(staged_ptr[:, None] + byte, copied, mask=inside[:, None] & whole)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "half_count",
+        "half_num_slots",
+        "ring_count",
+        "ring_num_slots",
+        "window_count",
+        "window_num_slots",
+    ],
+)
+def _unpack_kernel(
+    staging_ptr,
+    table_ptr,
+    half_slots_ptr,
+    half_slots_stride,
+    half_count,
+    half_num_slots,
+    ring_slots_ptr,
+    ring_slots_stride,
+    ring_count,
+    ring_num_slots,
+    window_slots_ptr,
+    window_slots_stride,
+    window_count,
+    window_num_slots,
+    RECORDS: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """The reverse of `_pack_kernel`: write what is staged of slots inside their space into slots inside theirs."""
+    slots_ptrs = (half_slots_ptr, ring_slots_ptr, window_slots_ptr)
+    slots_strides = (half_slots_stride, ring_slots_stride, window_slots_stride)
+    counts = (half_count, ring_count, window_count)
+    num_slots = (half_num_slots, ring_num_slots, window_num_slots)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    entry = tl.program_id(1)
+    for index in tl.static_range(len(RECORDS)):
+        if (entry >= RECORDS[index].first) & (entry < RECORDS[index].first + RECORDS[index].layers):
+            count = counts[RECORDS[index].space]
+            inside = token < count
+            slot_ptr = slots_ptrs[RECORDS[index].space] + token * slots_strides[RECORDS[index].space]
+            slot = tl.load(slot_ptr, mask=inside, other=-1).to(tl.int64)
+            flags = _staged_start(counts, RECORDS, len(RECORDS)) + _sum_of(counts, RECORDS[index].space)
+            held = tl.load(staging_ptr + flags + token, mask=inside, other=0)
+            kept = (slot >= 0) & (slot < num_slots[RECORDS[index].space]) & (held != 0)
+            record_ptr = _record_ptr(table_ptr, entry, slot, RECORDS[index])
+            row = (entry - RECORDS[index].first).to(tl.int64) * count + token
+            staged_ptr = staging_ptr + _staged_start(counts, RECORDS, index) + row * RECORDS[index].nbytes
+            for begin in range(0, RECORDS[index].nbytes, RECORDS[index].columns):
+                byte = begin + tl.arange(0, RECORDS[index].columns)[None, :]
+                kept_bytes = kept[:, None] & (byte < RECORDS[index].nbytes)
+                copied = tl.load(staged_ptr[:, None] + byte, mask=kept_bytes, other=0)
+                byte_ptr = record_ptr[:, None] + byte
+                tl.store(byte_ptr, copied, mask=kept_bytes)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "half_count",
+        "half_num_pages",
+        "ring_count",
+        "ring_num_pages",
+        "window_count",
+        "window_num_pages",
+    ],
+)
+def _clear_kernel(
+    table_ptr,
+    half_pages_ptr,
+    half_pages_stride,
+    half_count,
+    half_num_pages,
+    ring_pages_ptr,
+    ring_pages_stride,
+    ring_count,
+    ring_num_pages,
+    window_pages_ptr,
+    window_pages_stride,
+    window_count,
+    window_num_pages,
+    SPANS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Make pages of all buffers what they are in a new pool. A program takes a page of one entry."""
+    pages_ptrs = (half_pages_ptr, ring_pages_ptr, window_pages_ptr)
+    pages_strides = (half_pages_stride, ring_pages_stride, window_pages_stride)
+    counts = (half_count, ring_count, window_count)
+    num_pages = (half_num_pages, ring_num_pages, window_num_pages)
+    position = tl.program_id(0).to(tl.int64)
+    entry = tl.program_id(1)
+    for index in tl.static_range(len(SPANS)):
+        if (entry >= SPANS[index].first) & (entry < SPANS[index].first + SPANS[index].layers):
+            inside = position < counts[SPANS[index].space]
+            page_ptr = pages_ptrs[SPANS[index].space] + position * pages_strides[SPANS[index].space]
+            page = tl.load(page_ptr, mask=inside, other=-1).to(tl.int64)
+            if (page >= 0) & (page < num_pages[SPANS[index].space]):
+                memory_ptr = tl.multiple_of(tl.load(table_ptr + entry).to(tl.pointer_type(tl.uint8)), 16)
+                for begin in range(0, SPANS[index].nbytes, COLUMNS):
+                    byte = begin + tl.arange(0, COLUMNS)
+                    whole = byte < SPANS[index].nbytes
+                    blank = tl.zeros([COLUMNS], tl.uint8)
+                    tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
+
+
+@dataclass(frozen=True)
+class Region:
+    """Memory of one buffer of one layer, for an engine that transfers pages."""
+
+    buffer: str
+    space: str  # whose page numbers its pages have
+    layer: int
+    ptr: int
+    nbytes: int
+    page_bytes: int
+    device_id: int  # -1 for the CPU
+    page_fingerprint: str
+
+
+@dataclass(frozen=True)
+class StagingPart:
+    """Records of slots in a staging tensor: for each of the layers one after the other, without page padding."""
+
+    buffer: str
+    layers: tuple[int, ...]
+    fields: tuple[str, ...]  # of a record, in the order of their bytes
+    offset: int  # a multiple of 16
+    record_bytes: int
+    slots: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers."""
+        return len(self.layers) * self.slots * self.record_bytes
+
+
+class _Record(NamedTuple):
+    """What a slot has in each of `layers` buffers, from entry `first` of the pointer table on."""
+
+    first: int
+    layers: int
+    space: int  # its position among those of the pool
+    page_slots: int
+    page_bytes: int
+    offset: int
+    slot_stride: int
+    nbytes: int
+    columns: int  # bytes that a program copies at a time
+    has_flags: bool  # whether it is the first record of its space
+
+
+class _Span(NamedTuple):
+    """A page of the space in each of `layers` buffers, from entry `first` of the pointer table on."""
+
+    first: int
+    layers: int
+    space: int
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Entry:
+    """A tensor of the pool, an entry of its pointer table."""
+
+    name: str  # of the buffer
+    space: Space
+    layer: int
+    page: Page
+    memory: torch.Tensor
 
 
 class LayersOfTheirOwnPool:
-    """The tensors of one `LayersOfTheirOwnLayout` for a number of tokens.
+    """The tensors of one `LayersOfTheirOwnLayout` for a number of tokens, and the operations on them.
 
     Args:
         layout: what to allocate.
@@ -607,7 +896,7 @@ class LayersOfTheirOwnPool:
         requests: how many at a time, for spaces that grow with them.
         allocate: `allocate(name, layer, nbytes)` returns contiguous uint8 memory of the device, 256-byte aligned; it
             is zeroed here. The default is `torch.zeros`.
-        backend: "auto" (torch on CPU, Triton on CUDA), "torch" or "triton".
+        backend: "auto" (torch on CPU, Triton elsewhere), "torch" or "triton" (on CPU tensors: Triton's interpreter).
 
     Raises:
         ValueError: a token count that is no multiple of the granule, an unknown backend, or unfit memory.
@@ -632,17 +921,39 @@ class LayersOfTheirOwnPool:
         if allocate is not None and not callable(allocate):
             raise ValueError(f"allocate must be a function, not {_shown(allocate)}")
         try:
-            self.device = torch.device(device)
-            torch.empty(0, device=self.device)
+            self.device = torch.empty(0, device=torch.device(device)).device
         except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
             raise ValueError(f"device must be one that torch has here, not {_shown(device)}") from error
         self.backend = backend
+        on_host = self.device.type in ("cpu", "meta")
+        self._triton = backend == "triton" or (backend == "auto" and not on_host)
+        if self._triton and self.device.type == "cpu" and not _can_launch_on_cpu():
+            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported")
+        self._tokens = 4 if isinstance(_pack_kernel, triton.JITFunction) else 64  # of a program; interpreted, many
         self._allocate = allocate
+        self._device_buffers = layout.device_buffers
+        self._spaces = tuple({buffer.space.name: buffer.space for buffer in self._device_buffers}.values())
+        self._roots = tuple(dict.fromkeys(space.numbering for space in self._spaces))
+        self._none = torch.empty(0, dtype=torch.int64, device=self.device)  # slots of a space that nobody named
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
-        for buffer in layout.device_buffers:
+        self._entries: list[_Entry] = []  # of the pointer table
+        for buffer in self._device_buffers:
             num_pages = buffer.num_pages(tokens)
-            for layer, page in zip(buffer.layers, buffer.pages, strict=True):
-                self._buffers[buffer.name, layer] = self._memory(buffer.name, layer, num_pages, page.page_bytes)
+            owners = zip(buffer.layers, buffer.pages, strict=True)
+            for layer, page in sorted(owners, key=lambda own: buffer.pages.index(own[1])):  # equal pages together
+                memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
+                self._buffers[buffer.name, layer] = memory
+                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory))
+        self._records, self._record_fields, self._spans = self._geometry()
+        self._rows = {
+            space.name: torch.tensor(space.rows, dtype=torch.int64, device=self.device)
+            for space in self._spaces
+            if space.rows
+        }
+        self._table = self._none
+        if self._triton:
+            pointers = [_address(entry.memory) for entry in self._entries]
+            self._table = torch.tensor(pointers, dtype=torch.int64, device=self.device)
 
     def _memory(self, name: str, layer: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 zeros [num_pages, page_bytes]."""
@@ -652,25 +963,56 @@ class LayersOfTheirOwnPool:
         memory = self._allocate(name, layer, nbytes)
         if not isinstance(memory, torch.Tensor) or memory.dtype != torch.uint8 or memory.numel() != nbytes:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return {nbytes} bytes of uint8")
-        if memory.device.type != self.device.type or not memory.is_contiguous():
+        if memory.device != self.device or not memory.is_contiguous():
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return contiguous memory of {self.device}")
         if memory.device.type != "meta" and memory.data_ptr() % 256:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to 256 bytes")
         return memory.zero_().view(num_pages, page_bytes)
+
+    def _geometry(self) -> tuple[tuple[_Record, ...], tuple[tuple[str, ...], ...], tuple[_Span, ...]]:
+        """Records, their fields, and pages of the pointer table; neighbours that are alike are told as one."""
+        records: list[_Record] = []
+        fields, spans = [], []
+        first = 0
+        alike = groupby(self._entries, key=lambda entry: (entry.name, entry.page))
+        for entries in [list(group) for _, group in alike]:
+            entry = entries[0]
+            space = self._spaces.index(entry.space)
+            page_bytes = entry.memory.shape[1]
+            for record in entry.page.records:
+                fields.append(record.fields)
+                records.append(
+                    _Record(
+                        first=first,
+                        layers=len(entries),
+                        space=space,
+                        page_slots=entry.page.slots,
+                        page_bytes=page_bytes,
+                        offset=record.offset,
+                        slot_stride=record.slot_stride,
+                        nbytes=record.nbytes,
+                        columns=min(1 << (record.nbytes - 1).bit_length(), 1024),
+                        has_flags=all(earlier.space != space for earlier in records),
+                    )
+                )
+            nbytes = page_bytes * (entry.space.page_size // entry.page.slots)
+            spans.append(_Span(first, len(entries), space, nbytes))
+            first += len(entries)
+        return tuple(records), tuple(fields), tuple(spans)
 
     def num_bytes(self) -> int:
         """Bytes of the cache buffers: `bytes_for(layout, tokens, requests)`."""
         return sum(memory.numel() for memory in self._buffers.values())
 
     def aux_bytes(self) -> int:
-        """Bytes of anything else the pool keeps on the device. Nothing yet: no operation needs a table."""
-        return 0
+        """Bytes of what else the pool keeps on the device: the pointer table and the rows of slots."""
+        return self._table.nbytes + sum(rows.nbytes for rows in self._rows.values())
 
     def buffer(self, name: str, layer_id: int) -> torch.Tensor:
         """The bytes of one layer: uint8 [num_pages, page_bytes].
 
-        LookupError for an unknown name and for a layer that does not own the buffer; ValueError for a layer of which
-        nothing is held here.
+        LookupError for an unknown name and for a layer that does not own the buffer; ValueError for a layer that is
+        not held here.
         """
         if type(layer_id) is not int:
             raise ValueError(f"layer_id must be an integer, not {_shown(layer_id)}")
@@ -680,13 +1022,355 @@ class LayersOfTheirOwnPool:
         buffer = self.layout.buffer(name)
         if buffer.memory == "host":
             raise LookupError(f"`{name}` lies in host memory, which a pool does not allocate")
-        held = sorted({layer for other in self.layout.buffers for layer in other.layers})
-        if layer_id not in held:
-            raise ValueError(f"layer_id must be a layer of this pool, {held}, not {_shown(layer_id)}")
+        self._check_layer(layer_id)
         raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(buffer.layers)}")
+
+    def warmup(self) -> None:
+        """Compile every kernel for slots of either dtype, by running each on slots that it skips."""
+        if not self._triton:
+            return
+        for dtype in (torch.int32, torch.int64):
+            nowhere = torch.full((1,), -1, dtype=dtype, device=self.device)
+            slots = dict.fromkeys(self._roots, nowhere)
+            if self._entries:
+                self.unpack(self.pack(slots), slots)
+                self.clear_pages(slots)
+
+    def move(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
+        """Copy slots to other slots in every buffer of every layer, as if all reads came first.
+
+        A pair with a slot outside its space is skipped. Two launches and a temporary of the bytes that are moved.
+
+        Args:
+            tgt_loc: distinct slots, int32 or int64 [n], or a mapping of them by the names of spaces.
+            src_loc: what to copy there, as many slots of the same spaces.
+
+        Raises:
+            ValueError: unfit slots, or one tensor where spaces number their slots apart.
+        """
+        targets, sources = self._rooted("tgt_loc", tgt_loc), self._rooted("src_loc", src_loc)
+        if _counts(targets) != _counts(sources):
+            raise ValueError(f"tgt_loc and src_loc must agree in slots: {_counts(targets)} and {_counts(sources)}")
+        for space in self._spaces:
+            held = [row for row in space.rows if row >= 0]
+            if space.numbering in targets and len(set(held)) < len(held):
+                raise ValueError(f"slots of `{space.name}` share rows, so that single slots cannot be moved")
+        staging, targets = self._pack(self._in_spaces(sources)), self._in_spaces(targets)
+        self._unpack(staging, targets)
+
+    def save(self, loc: torch.Tensor | Mapping) -> dict[str, Any]:
+        """A copy of slots in host memory: their fields in all buffers of all layers.
+
+        Packs on the device and waits for one transfer. The copy is a mapping that can be pickled: "staging" holds the
+        bytes as `describe_staging` says, the rest tells what they are of. A slot outside its space is kept as zeros.
+
+        Args:
+            loc: slots, int32 or int64 [n], or a mapping of them by the names of spaces.
+
+        Raises:
+            ValueError: unfit slots, or one tensor where spaces number their slots apart.
+        """
+        slots = self._rooted("loc", loc)
+        staging = self._pack(self._in_spaces(slots))
+        host = torch.empty(staging.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+        host.copy_(staging)
+        return {**self._identity(), "slots": _counts(slots), "staging": host}
+
+    def restore(self, copy: Mapping[str, Any], loc: torch.Tensor | Mapping) -> None:
+        """Write a copy into slots, which need not be those it was made of. One transfer and one launch.
+
+        A slot that is outside its space, or was when the copy was made, is skipped.
+
+        Args:
+            copy: what `save` returned, here or in a pool of the same layers and pages.
+            loc: as many slots of the same spaces.
+
+        Raises:
+            ValueError: a copy of another layout, unfit slots, or another number of them.
+        """
+        slots = self._rooted("loc", loc)
+        for key, own in (*self._identity().items(), ("slots", _counts(slots))):
+            theirs = copy.get(key) if isinstance(copy, Mapping) else None
+            theirs = theirs if isinstance(theirs, Mapping) else {}
+            for name in (*own, *(name for name in theirs if name not in own)):
+                if theirs.get(name) != own.get(name):
+                    came = f"{key} of `{name}` are {theirs.get(name)} in the copy and {own.get(name)} here"
+                    raise ValueError(f"copy must be of this layout and as many slots: {came}")
+        staging = copy.get("staging")
+        self.unpack(staging.to(self.device) if isinstance(staging, torch.Tensor) else staging, loc)
+
+    def pack(self, loc: torch.Tensor | Mapping) -> torch.Tensor:
+        """Slots of all buffers in one uint8 tensor on the device, as `describe_staging` says. One launch."""
+        return self._pack(self._in_spaces(self._rooted("loc", loc)))
+
+    def unpack(self, staging: torch.Tensor, loc: torch.Tensor | Mapping) -> None:
+        """Write what `pack` made into slots, which need not be those it was made of. One launch."""
+        slots = self._in_spaces(self._rooted("loc", loc))
+        nbytes = self._staging_bytes(_counts(slots))
+        if not isinstance(staging, torch.Tensor) or staging.dtype != torch.uint8 or staging.shape != (nbytes,):
+            raise ValueError(f"staging must be uint8 [{nbytes}] for {_counts(slots)} slots, not {_kind(staging)}")
+        self._check_device("staging", staging)
+        self._unpack(staging.contiguous(), slots)
+
+    def describe_staging(self, n: int | Mapping[str, int]) -> tuple[StagingPart, ...]:
+        """Where the records of n slots lie in a staging tensor; n may be a mapping by the names of spaces.
+
+        Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside.
+        """
+        roots = n if isinstance(n, Mapping) else dict.fromkeys(self._default_roots("n"), n)
+        for name, count in roots.items():
+            if name not in self._roots or type(count) is not int or count < 0:
+                raise ValueError(f"n must be a number of slots, or such numbers for {self._roots}, not {_shown(n)}")
+        return self._staged({space.name: roots.get(space.numbering, 0) for space in self._spaces})
+
+    def clear_pages(self, pages: torch.Tensor | Mapping) -> None:
+        """Make pages of all buffers what they are in a new pool. One launch; pages outside a space are skipped.
+
+        Args:
+            pages: page numbers, int32 or int64 [n], or a mapping of them by the names of spaces.
+
+        Raises:
+            ValueError: unfit pages, or one tensor where spaces number their slots apart.
+        """
+        roots = self._rooted("pages", pages)
+        numbers = {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
+        num_pages = {space.name: self._num_slots(space) // space.page_size for space in self._spaces}
+        if self._triton:
+            arguments = []
+            for space, own in numbers.items():
+                arguments += [own, own.stride(0), len(own), num_pages[space]]
+            grid = (max(map(len, numbers.values()), default=0), len(self._entries))
+            if all(grid):
+                with self._launching():
+                    _clear_kernel[grid](self._table, *arguments, SPANS=self._spans, COLUMNS=1024)
+            return
+        for span in self._spans:
+            space = self._spaces[span.space].name
+            inside = numbers[space].long()
+            inside = inside[(inside >= 0) & (inside < num_pages[space])]
+            for entry in self._entries[span.first : span.first + span.layers]:
+                entry.memory.view(-1, span.nbytes)[inside] = 0
+
+    def transfer_regions(self) -> list[Region]:
+        """All memory of the pool, a region for each tensor, with what its bytes mean."""
+        device_id = -1 if self.device.type == "cpu" else self.device.index or 0
+        regions = []
+        for entry in self._entries:
+            regions.append(
+                Region(
+                    buffer=entry.name,
+                    space=entry.space.name,
+                    layer=entry.layer,
+                    ptr=_address(entry.memory),
+                    nbytes=entry.memory.numel(),
+                    page_bytes=entry.memory.shape[1],
+                    device_id=device_id,
+                    page_fingerprint=entry.page.fingerprint,
+                )
+            )
+        return regions
+
+    def _check_layer(self, layer_id: int) -> None:
+        """ValueError where nothing of the layer is held here."""
+        if type(layer_id) is not int:
+            raise ValueError(f"layer_id must be an integer, not {_shown(layer_id)}")
+        if layer_id not in self.layout.held:
+            raise ValueError(f"layer_id must be a layer of this pool, {list(self.layout.held)}, not {layer_id}")
+
+    def _owners(self, names: tuple[str, ...]) -> list[int]:
+        """The layers that own one of these buffers."""
+        return [layer for name in names for layer in self.layout.layers(name)]
+
+    def _num_slots(self, space: Space) -> int:
+        """Slots of a space, reserved pages included."""
+        return space.num_pages(self.tokens) * space.page_size
+
+    def _check_device(self, name: str, tensor: torch.Tensor) -> None:
+        if tensor.device != self.device:
+            raise ValueError(f"{name} must be on {self.device}, not on {tensor.device}")
+
+    def _integers(self, name: str, tensor: Any, axes: int) -> torch.Tensor:
+        """An int32 or int64 tensor of this device with so many axes."""
+        if self.device.type == "meta":
+            raise ValueError("a pool on meta holds no bytes to work on")
+        is_integer = isinstance(tensor, torch.Tensor) and tensor.dtype in (torch.int32, torch.int64)
+        if not is_integer or tensor.ndim != axes:
+            wanted = f"int32 or int64 with {'1 axis' if axes == 1 else f'{axes} axes'}"
+            raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
+        self._check_device(name, tensor)
+        return tensor
+
+    def _slots(self, name: str, slots: object) -> torch.Tensor:
+        return self._integers(name, slots, 1)
+
+    def _default_roots(self, name: str) -> list[str]:
+        """The space that one tensor of slots is for. ValueError where there is not one."""
+        token_roots = [space.numbering for space in self._spaces if space.slots_per_token]
+        roots = list(dict.fromkeys(token_roots)) or list(self._roots)
+        if len(roots) > 1:
+            raise ValueError(f"{name} must be a mapping by the names of spaces that number slots apart: {roots}")
+        return roots
+
+    def _rooted(self, name: str, slots: object) -> dict[str, torch.Tensor]:
+        """Slots by the names of the spaces that number them."""
+        given = slots if isinstance(slots, Mapping) else dict.fromkeys(self._default_roots(name), slots)
+        for root in given:
+            if root not in self._roots:
+                known = ", ".join(self._roots)
+                raise ValueError(f"{name} must be a mapping by the names of spaces, {known}, not {_shown(root)}")
+        return {root: self._integers(f"{name}", given[root], 1) for root in self._roots if root in given}
+
+    def _in_spaces(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The slots of every space of the pool; none of those that were not named."""
+        numbered = {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
+        return {space.name: self._own(space, numbered[space.name])[0] for space in self._spaces}
+
+    def _own(self, space: Space, slots: torch.Tensor, first_slot: int = 0) -> tuple[torch.Tensor, int]:
+        """The rows of a space that slots of its root stand for, -1 where there is none; and the first that counts."""
+        if not space.rows:
+            return slots, first_slot
+        slots, page_size = slots.long(), len(space.rows)
+        rows = self._rows[space.name][slots % page_size]
+        num_slots = self._num_slots(space) // space.page_size * page_size
+        held = (slots >= first_slot) & (slots < num_slots) & (rows >= 0)
+        return torch.where(held, slots // page_size * space.page_size + rows, -1), 0
+
+    def _identity(self) -> dict[str, dict[str, Any]]:
+        """What a copy must agree with: the bytes of each buffer's page, and its layers."""
+        buffers = self._device_buffers
+        return {
+            "page_fingerprints": {buffer.name: self.layout.page_fingerprint(buffer.name) for buffer in buffers},
+            "layers": {buffer.name: buffer.layers for buffer in buffers},
+        }
+
+    def _staged(self, counts: dict[str, int]) -> tuple[StagingPart, ...]:
+        """Where the records of so many slots of each space lie in a staging tensor."""
+        parts = []
+        offset = 0
+        for record, fields in zip(self._records, self._record_fields, strict=True):
+            entries = self._entries[record.first : record.first + record.layers]
+            part = StagingPart(
+                buffer=entries[0].name,
+                layers=tuple(entry.layer for entry in entries),
+                fields=fields,
+                offset=offset,
+                record_bytes=record.nbytes,
+                slots=counts[self._spaces[record.space].name],
+            )
+            parts.append(part)
+            offset += -(-part.nbytes // 16) * 16
+        return tuple(parts)
+
+    def _staging_bytes(self, counts: dict[str, int]) -> int:
+        """Bytes of a staging tensor: the parts, then a flag for each slot."""
+        records = ((record.layers * record.nbytes, counts[self._spaces[record.space].name]) for record in self._records)
+        return sum(-(-nbytes * count // 16) * 16 for nbytes, count in records) + sum(counts.values())
+
+    def _pack(self, slots: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Slots of every space, staged."""
+        counts = _counts(slots)
+        staging = torch.zeros(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
+        if self._triton:
+            self._launch_all(_pack_kernel, staging, slots)
+            return staging
+        for record, memories, staged, own, kept, flags in self._staged_records(staging, slots):
+            inside = torch.where(kept, own, 0)
+            for memory, rows in zip(memories, staged, strict=True):
+                view = _record_view(memory, record)
+                copied = view[_record_index(record, inside)]
+                rows.view(view.dtype).copy_(copied.reshape(len(own), -1).masked_fill_(~kept[:, None], 0))
+            flags.copy_(kept)
+        return staging
+
+    def _unpack(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
+        """What is staged into slots of every space."""
+        if self._triton:
+            self._launch_all(_unpack_kernel, staging, slots)
+            return
+        for record, memories, staged, own, kept, flags in self._staged_records(staging, slots):
+            kept = kept & (flags != 0)
+            inside = own[kept]
+            for memory, rows in zip(memories, staged, strict=True):
+                view, index = _record_view(memory, record), _record_index(record, inside)
+                view[index] = rows.view(view.dtype)[kept].view(len(inside), *view.shape[len(index) :])
+
+    def _launch_all(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
+        """Launch a kernel over all entries and slots."""
+        arguments = []
+        for space in self._spaces:
+            own = slots[space.name]
+            arguments += [own, own.stride(0), len(own), self._num_slots(space)]
+        grid = (-(-max(map(len, slots.values()), default=0) // self._tokens), len(self._entries))
+        if all(grid):
+            with self._launching():
+                kernel[grid](staging, self._table, *arguments, RECORDS=self._records, TOKENS=self._tokens)
+
+    def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
+        """For each record its tensors, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
+        counts = _counts(slots)
+        parts = self._staged(counts)
+        behind = self._staging_bytes(counts) - sum(counts.values())
+        flags = dict(zip(slots, staging[behind:].split(list(counts.values())), strict=True))
+        for record, part in zip(self._records, parts, strict=True):
+            space = self._spaces[record.space]
+            own = slots[space.name].long()
+            kept = (own >= 0) & (own < self._num_slots(space))
+            staged = staging[part.offset : part.offset + part.nbytes].view(record.layers, part.slots, record.nbytes)
+            memories = [entry.memory for entry in self._entries[record.first : record.first + record.layers]]
+            yield record, memories, staged, own, kept, flags[space.name]
+
+    def _launching(self) -> AbstractContextManager:
+        """Launches go to the device of the pool, whichever is current."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")
+
+
+def _can_launch_on_cpu() -> bool:
+    """Whether kernels are interpreted, or some driver of Triton takes tensors of the CPU."""
+    if not isinstance(_pack_kernel, triton.JITFunction):
+        return True
+    try:
+        triton.runtime.driver.active.get_current_target()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _address(memory: torch.Tensor) -> int:
+    """Where the memory begins; 0 on "meta"."""
+    return 0 if memory.is_meta else memory.data_ptr()
+
+
+def _counts(slots: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """The number of slots for each name."""
+    return {name: len(own) for name, own in slots.items()}
+
+
+def _kind(value: object) -> str:
+    """A value in the words of a refusal."""
+    if not isinstance(value, torch.Tensor):
+        return _shown(value)
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{dtype} {list(value.shape)} on {value.device}"
+
+
+def _record_view(memory: torch.Tensor, record: _Record) -> torch.Tensor:
+    """A record of every slot of a layer in the widest units it allows, a view: [pages, slots of a page, units]."""
+    unit = math.gcd(16, record.page_bytes, record.offset, record.slot_stride, record.nbytes)
+    units = memory.view(_UNITS[unit])
+    shape = (len(memory), record.page_slots, record.nbytes // unit)
+    stride = (record.page_bytes // unit, record.slot_stride // unit, 1)
+    return units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+
+
+def _record_index(record: _Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What picks the slots out of `_record_view`."""
+    return slots // record.page_slots, slots % record.page_slots
+
+
+_UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
 
 Pool = LayersOfTheirOwnPool

@@ -1,0 +1,439 @@
+"""Operations as methods of the pool: their signatures, what they say of their arguments, and the kernels they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvgen.kernels import (
+    INTEGERS,
+    TORCH_DTYPES,
+    KernelMaker,
+    Target,
+    in_constants,
+    jit,
+    local_name,
+    plain_dtype,
+    signature,
+)
+from kvgen.layout import BufferLayout, Layout, OperationLayout
+from kvgen.page import BYTE, FieldLayout, Page
+from kvgen.printer import page_constant
+from kvgen.pysource import STEP, Code, Group, Raw, call, flat, quoted, statement, tuple_of
+from kvgen.size import Size
+from kvgen.text import wrap
+from kvgen.types import DTYPES
+from kvgen.views import OperationView, PoolView
+from kvgen.walk import count
+
+IN_CLASS = STEP
+IN_METHOD = 2 * STEP
+STORES, LOADS = ("store", "put"), ("load", "get")
+
+
+def pool_view(layout: Layout, has_translation: bool, has_init: bool) -> PoolView:
+    return _Pool(layout, has_translation, has_init).view()
+
+
+def copied_fields(layout: Layout) -> bool:
+    """Whether some operation reads or writes single fields."""
+    return any(item.verb in ("store", "put", "load", "get", "gather") for item in layout.operations)
+
+
+def shown_rows(layout: Layout) -> bool:
+    return any(item.view == "rows" for item in layout.operations)
+
+
+def load_time_pages(layout: Layout) -> bool:
+    """Whether some kernel is compiled for numbers that only load time knows."""
+    targets = (target for item in layout.operations if item.verb in _KERNEL_VERBS for target in _targets(layout, item))
+    return any(target.needs_constants for target in targets)
+
+
+_KERNEL_VERBS = ("store", "put", "load", "get", "gather")
+
+
+def _targets(layout: Layout, operation: OperationLayout) -> Iterator[Target]:
+    """The pages of an operation's buffers, each once."""
+    found: dict[str, Target] = {}
+    for buffer in layout.buffers:
+        if buffer.name in operation.buffers:
+            for case in buffer.pages:
+                target = _target(layout, case.use)
+                found.setdefault(target.name, target)
+    yield from found.values()
+
+
+def _target(layout: Layout, page: Page) -> Target:
+    name = page_constant(layout, page).lower().replace("_page", "", 1) if page.is_constant else page.format
+    users = [buffer for buffer in layout.buffers if any(case.use is page for case in buffer.pages)]
+    return Target(page=page, name=name, moved=any(buffer.align is not None for buffer in users))
+
+
+def page_key(targets: list[Target]) -> tuple[str, list[str]]:
+    """What tells the pages of an operation apart, as code over a page, and what it is for each."""
+    formats = [quoted(target.page.format) for target in targets]
+    if len(set(formats)) == len(formats):
+        return "page.format", formats
+    return "page.format, page.slots", [f"({quoted(t.page.format)}, {t.page.slots})" for t in targets]
+
+
+class _Pool:
+    def __init__(self, layout: Layout, has_translation: bool, has_init: bool) -> None:
+        self.layout, self.has_translation, self.has_init = layout, has_translation, has_init
+        self.buffers = {buffer.name: buffer for buffer in layout.buffers}
+        self.maker = KernelMaker()
+
+    def view(self) -> PoolView:
+        names = {item.verb: item.name for item in self.layout.operations}
+        own = [item for item in self.layout.operations if item.verb not in ("move", "save", "restore")]
+        operations = tuple(self.operation(item) for item in own)
+        kernels = list(self.maker.kernels.items())
+
+        def of(*verbs: str) -> tuple:
+            return tuple(view for (verb, _, _), view in kernels if verb in verbs)
+
+        stores, loads, gathers = of(*STORES), of(*LOADS), of("gather")
+        has_rows = shown_rows(self.layout)
+        has_copies = bool(kernels)
+        shows_fields = any(item.is_fields for item in operations)
+        return PoolView(
+            operations=operations,
+            kernels=(*stores, *loads, *gathers),
+            stores=stores,
+            loads=loads,
+            gathers=gathers,
+            quantisers=tuple(self.maker.quantisers.values()),
+            **self.whole_pool(),
+            move=names["move"],
+            save=names["save"],
+            restore=names["restore"],
+            warmups=tuple(self.warmups(own)),
+            torch_dtypes=self.torch_dtypes(),
+            integers=flat(Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in INTEGERS.items()), "}")),
+            units=statement("_UNITS = ", Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in _UNITS), "}"), 0),
+            constants=self.constants(any(view.has_codes for view in stores)),
+            has_e4m3_codes=any(view.has_codes for view in stores),
+            has_e4m3_values=any(view.has_values for view in loads),
+            has_e8m0_codes=any(view.has_powers for view in stores),
+            has_e8m0_values=any(view.has_powers for view in loads),
+            has_rounding=any(view.has_rounding for view in loads),
+            has_widening=any(view.has_widening for view in (*stores, *loads)),
+            has_owned=any(not item.is_describe for item in operations),
+            has_values=bool(stores),
+            has_infos=any(item.is_describe for item in operations),
+            has_rows=has_rows,
+            has_field_views=has_copies or shows_fields or self.has_init,
+            has_field_copies=has_copies,
+            has_torch_dtypes=has_rows or shows_fields or self.has_init,
+        )
+
+    def whole_pool(self) -> dict[str, Any]:
+        """What the kernels over all layers are given of each space: slots or pages, and how many there are."""
+        own = [buffer.space for buffer in self.layout.buffers if buffer.memory == "device"]
+        spaces = list(dict.fromkeys(own))
+
+        def all_of(head: str, name: str) -> str:
+            return statement(f"{head} = ", tuple_of([Raw(f"{space}_{name}") for space in spaces]), STEP)
+
+        def parameters(what: str) -> list[str]:
+            kinds = (f"{what}_ptr", f"{what}_stride", "count", f"num_{what}")
+            return [f"{space}_{kind}" for space in spaces for kind in kinds]
+
+        def decorator(what: str) -> str:
+            return jit([f"{space}_{kind}" for space in spaces for kind in ("count", f"num_{what}")])
+
+        def slots_or_pages(what: str) -> tuple[str, ...]:
+            kinds = (f"{what}_ptr", f"{what}_stride", "count", f"num_{what}")
+            names = (f"{what}_ptrs", f"{what}_strides", "counts", f"num_{what}")
+            return tuple(all_of(head, name) for head, name in zip(names, kinds, strict=True))
+
+        records = ["RECORDS: tl.constexpr", "TOKENS: tl.constexpr"]
+        spans = ["SPANS: tl.constexpr", "COLUMNS: tl.constexpr"]
+        copied = ["staging_ptr", "table_ptr", *parameters("slots"), *records]
+        blank = ["blank_ptr"] if self.has_init else []
+        cleared = ["table_ptr", *blank, *parameters("pages"), *spans]
+        return {
+            "pack_signature": signature("_pack_kernel", copied, ""),
+            "unpack_signature": signature("_unpack_kernel", copied, ""),
+            "clear_signature": signature("_clear_kernel", cleared, ""),
+            "slots_decorator": decorator("slots"),
+            "pages_decorator": decorator("pages"),
+            "slots_lines": slots_or_pages("slots"),
+            "pages_lines": slots_or_pages("pages"),
+            "blank_argument": "self._blank, " if self.has_init else "",
+        }
+
+    def constants(self, has_codes: bool) -> str:
+        """The constants that kernels may have."""
+        native = ', "NATIVE": self._native' if has_codes else ""
+        return f'{{"TOKENS": self._tokens{native}{", **page.constants" if load_time_pages(self.layout) else ""}}}'
+
+    def torch_dtypes(self) -> str:
+        items = tuple(Raw(f"{quoted(name)}: torch.{dtype}") for name, dtype in sorted(TORCH_DTYPES.items()))
+        return statement("_TORCH_DTYPES = ", Group("{", items, "}", broken=True), 0)
+
+    # -- one operation
+
+    def operation(self, item: OperationLayout) -> OperationView:
+        buffers = [self.buffers[name] for name in item.buffers]
+        names = tuple_of([Raw(quoted(name)) for name in item.buffers])
+        arguments, doc = self.arguments(item, buffers)
+        returns = {"store": "None", "put": "None", "describe": "tuple[list[int], list[int], list[int]]"}
+        if item.verb in (*LOADS, "gather"):
+            annotation = f"tuple[{', '.join(['torch.Tensor'] * len(item.fields))}]"
+        elif item.verb == "view" and item.view == "fields":
+            annotation = "dict[str, torch.Tensor]"
+        else:
+            annotation = returns.get(item.verb, "torch.Tensor")
+        head = Group(f"{item.name}(", tuple(Raw(text) for text in ("self", *arguments)))
+        summary, rest = self.texts(item, buffers)
+        return OperationView(
+            signature=statement("", head, IN_CLASS, f" -> {annotation}:").replace("\n", "\n")
+            if len(f"    def {flat(head)} -> {annotation}:") <= 120
+            else _exploded(item.name, ("self", *arguments), annotation),
+            summary=summary,
+            doc=tuple(_docstring(rest, doc, self.raises(item, buffers))),
+            buffers=flat(names),
+            values=tuple(self.values(item, buffers)) if item.verb in STORES else (),
+            calls=tuple(self.calls(item)),
+            row_fields=flat(tuple_of([Raw(quoted(name)) for name in self.row_fields(item, buffers)])),
+            is_store=item.verb in STORES,
+            is_load=item.verb in LOADS,
+            is_gather=item.verb == "gather",
+            is_pages=item.verb == "view" and item.view in (None, "pages"),
+            is_rows=item.verb == "view" and item.view == "rows",
+            is_fields=item.verb == "view" and item.view == "fields",
+            is_describe=item.verb == "describe",
+            has_dtype=item.verb == "load",
+            has_translation=self.has_translation and not item.at_own,
+        )
+
+    def arguments(self, item: OperationLayout, buffers: list[BufferLayout]) -> tuple[list[str], list[str]]:
+        """The parameters of the method, and what its docstring says of each."""
+        if item.verb == "describe":
+            return [], []
+        owners = " or ".join(f"`{name}`" for name in item.buffers)
+        arguments, doc = ["layer_id: int"], [f"layer_id: global id of a layer that owns {owners}."]
+        if item.verb == "gather":
+            arguments += ["seq_lens: torch.Tensor", "page_table: torch.Tensor"]
+            arguments += ["seq_len_sum: int | None = None", "max_seq_len: int | None = None"]
+            doc += [
+                "seq_lens: tokens of each request, int32 or int64 [b].",
+                "page_table: the pages of each request in order, int32 or int64 [b, pages].",
+                "seq_len_sum, max_seq_len: the sum and the greatest of `seq_lens`; with both the host does not wait.",
+            ]
+        if item.verb in (*STORES, *LOADS):
+            arguments.append("loc: torch.Tensor")
+            doc.append("loc: slots, int32 or int64 [n].")
+        if item.verb in STORES:
+            for argument, name in zip(item.arguments, item.fields, strict=True):
+                arguments.append(f"{argument}: torch.Tensor")
+                dtype = " or ".join(dict.fromkeys(self.dtypes(item, name).values()))
+                doc.append(f"{argument}: {name}, {dtype} [n, {self.shown_shape(buffers, name)}].")
+            arguments += ["*", "skip_reserved: bool = True"]
+            doc.append("skip_reserved: whether slot 0 is skipped too, which padded tokens have.")
+        if item.verb == "load":
+            arguments.append("dst_dtype: torch.dtype = torch.bfloat16")
+            doc.append("dst_dtype: of what comes back, bfloat16, float16 or float32.")
+        if item.verb == "view" and item.view == "rows":
+            arguments.append("dtype: torch.dtype | None = None")
+            doc.append("dtype: None for bytes, or that of every value in a row.")
+        return arguments, doc
+
+    def field(self, buffers: list[BufferLayout], name: str) -> FieldLayout:
+        return next(field for field in buffers[0].pages[0].use.fields if field.name == name)
+
+    def shown_shape(self, buffers: list[BufferLayout], name: str) -> str:
+        return ", ".join(str(extent) for extent in self.field(buffers, name).shape[1:])
+
+    def texts(self, item: OperationLayout, buffers: list[BufferLayout]) -> tuple[str, str]:
+        """The first line of the docstring, and the paragraph behind it."""
+        owners = " or ".join(f"`{name}`" for name in item.buffers)
+        fields = ", ".join(item.fields)
+        match item.verb:
+            case "store":
+                return f"Store tokens in {owners}, quantised where the format is. One kernel.", (
+                    "Slots outside the space are skipped; of tokens with one slot, each byte is from one of them."
+                )
+            case "put":
+                return f"Store fields as they are in {owners}. One kernel.", (
+                    "Slots outside the space are skipped; of tokens with one slot, each byte is from one of them."
+                )
+            case "load":
+                shapes = ", ".join(f"{name} [n, {self.loaded_shape(buffers, name)}]" for name in item.fields)
+                return f"Read tokens of {owners}, dequantised. One kernel.", (
+                    f"Returns {shapes}; zeros for a slot outside the space, and one NaN for every NaN."
+                )
+            case "get":
+                return f"Read {fields} of tokens as stored in {owners}. One kernel.", (
+                    "Returns the bytes of each, uint8 [n, bytes]; zeros for a slot outside the space."
+                )
+            case "gather":
+                return f"Read {fields} of whole sequences as stored in {owners}. One kernel.", (
+                    "Returns the bytes of each, uint8 [seq_len_sum, bytes], requests one after the other; zeros where"
+                    " the page table ends, for pages outside the space, and for tokens past `max_seq_len`."
+                )
+            case "describe":
+                return f"Addresses, bytes and bytes of a page of {owners} for each layer held.", (
+                    "Three lists in the order of the layers; zeros for a layer that owns none."
+                )
+        match item.view:
+            case "rows":
+                what = f"{', '.join(item.fields)} of every slot" if item.fields else "The rows of every slot"
+                return f"{what} in {owners}, a view: uint8 [slots, bytes].", "With a dtype [slots, 1, values]."
+            case "fields":
+                return f"Each field of {owners}, a view: [pages, slots of a page, axes of the field].", ""
+        return f"The pages of {owners}: uint8 [pages, bytes].", ""
+
+    def loaded_shape(self, buffers: list[BufferLayout], name: str) -> str:
+        shape = self.shown_shape(buffers, name)
+        return shape if "," in shape else f"1, {shape}"
+
+    def raises(self, item: OperationLayout, buffers: list[BufferLayout]) -> list[str]:
+        if item.verb == "describe":
+            return []
+        lines = ["ValueError: a layer that is not held here, or an unfit argument."]
+        return [*lines, "LookupError: a layer without the buffer, with those that have one."]
+
+    def dtypes(self, item: OperationLayout, name: str) -> dict[str, str]:
+        """What a value of each format is given as."""
+        found = {}
+        for target in _targets(self.layout, item):
+            field = next(field for field in target.page.fields if field.name == name)
+            is_quantised = item.verb == "store" and field.quant is not None
+            found[target.name] = "bfloat16" if is_quantised else TORCH_DTYPES[field.dtype]
+        return found
+
+    def values(self, item: OperationLayout, buffers: list[BufferLayout]) -> Iterator[str]:
+        """The arguments, checked and as rows of the slots."""
+        for argument, name in zip(item.arguments, item.fields, strict=True):
+            field = self.field(buffers, name)
+            shape = tuple_of([Raw("len(slots)"), *(self.number(extent) for extent in field.shape[1:])])
+            dtypes = self.dtypes(item, name)
+            if len(set(dtypes.values())) == 1:
+                dtype = Raw(f"torch.{next(iter(dtypes.values()))}")
+            else:
+                chosen_by, keys = page_key(list(_targets(self.layout, item)))
+                rows = tuple(Raw(f"{key}: torch.{own}") for key, own in zip(keys, dtypes.values(), strict=True))
+                dtype = Raw(f"{flat(Group('{', rows, '}'))}[{chosen_by}]")
+            checked = call("self._values", Raw(quoted(argument)), Raw(argument), shape, dtype)
+            yield statement(f"{argument} = ", checked, IN_METHOD)
+
+    def number(self, size: Size) -> Raw:
+        if size.known is not None:
+            return Raw(str(size.known))
+        return Raw(in_constants(size))
+
+    def calls(self, item: OperationLayout) -> Iterator[str]:
+        """The kernel of the page's format."""
+        if item.verb not in _KERNEL_VERBS:
+            return
+        kernels = []
+        for target in _targets(self.layout, item):
+            page = ""
+            if item.verb == "gather":
+                space = next(space for space in self.layout.spaces if space.name == self.buffers[item.buffers[0]].space)
+                page = str(space.page_size) if space.page_size is not None else "SPACE_PAGE"
+            kernels.append((target, self.maker.kernel(item.verb, target, item.fields, page)))
+        arguments = ["memory", "page", "space"]
+        arguments += ["lengths", "table", "total", "longest"] if item.verb == "gather" else ["slots"]
+        if item.verb in STORES:
+            arguments += ["first_slot", *item.arguments]
+        own = {"store": "_store", "put": "_store", "gather": "_gather"}.get(item.verb, "_load")
+        codes = [Raw(text) for text in arguments]
+        if item.verb not in STORES:
+            numbers, dtypes = self.outputs(item)
+            codes += [tuple_of(numbers), tuple_of(dtypes)]
+        if len(kernels) == 1:
+            (_, view), *_ = kernels
+            chosen = [Raw(view.kernel), Raw(view.twin)]
+        else:
+            chosen_by, keys = page_key([target for target, _ in kernels])
+            rows = tuple(
+                Raw(f"{key}: ({view.kernel}, {view.twin})") for key, (_, view) in zip(keys, kernels, strict=True)
+            )
+            yield statement("own = ", Group("{", rows, f"}}[{chosen_by}]", broken=True), IN_METHOD)
+            chosen = [Raw("*own")]
+        run = call(f"self.{own}", *chosen, *codes)
+        if item.verb in STORES:
+            yield statement("", run, IN_METHOD)
+        elif item.verb == "load":
+            names = tuple_of([Raw(local_name(name)) for name in item.fields])
+            yield statement(f"{flat(names)[1:-1]} = ", run, IN_METHOD)
+            yield f"return {flat(tuple_of([self.shaped(item, name) for name in item.fields]))[1:-1]}"
+        elif all(flat(dtype) == "torch.uint8" for dtype in dtypes):
+            yield statement("return ", run, IN_METHOD)
+        else:
+            yield statement("read = ", run, IN_METHOD)
+            yield "return tuple(values.view(torch.uint8) for values in read)"
+
+    def outputs(self, item: OperationLayout) -> tuple[list[Code], list[Code]]:
+        """Values of a slot and dtype of each field that comes back."""
+        buffers = [self.buffers[name] for name in item.buffers]
+        numbers, dtypes = [], []
+        for name in item.fields:
+            field = self.field(buffers, name)
+            numbers.append(self.number(count(field)))
+            dtype = f"torch.{INTEGERS[DTYPES[field.dtype] // BYTE]}"
+            if item.verb == "load":
+                is_float = field.dtype in ("bf16", "f16", "f32") or field.quant is not None
+                dtype = "dst_dtype" if is_float else f"torch.{plain_dtype(field)}"
+            dtypes.append(Raw(dtype))
+        return numbers, dtypes
+
+    def shaped(self, item: OperationLayout, name: str) -> Code:
+        """A field that was loaded, with its axes; one axis counts as that of a single head."""
+        field = self.field([self.buffers[item.buffers[0]]], name)
+        extents = [self.number(extent) for extent in field.shape[1:]]
+        return Raw(
+            f"{local_name(name)}.unflatten(1, {flat(tuple_of(extents if len(extents) > 1 else [Raw('1'), *extents]))})"
+        )
+
+    def row_fields(self, item: OperationLayout, buffers: list[BufferLayout]) -> tuple[str, ...]:
+        """The fields that rows show; all of each format where none is named, so none is printed."""
+        return item.fields
+
+    def warmups(self, items: list[OperationLayout]) -> Iterator[str]:
+        """Calls of every operation that launches, on slots that it skips."""
+        for item in items:
+            if item.verb not in _KERNEL_VERBS:
+                continue
+            yield f"for layer in self._owners({flat(tuple_of([Raw(quoted(name)) for name in item.buffers]))}):"
+            arguments = ["layer", "nowhere"]
+            if item.verb == "gather":
+                arguments = ["layer", "nowhere + 2", "nowhere[:, None]", "1", "1"]
+            elif item.verb in STORES:
+                buffers = [self.buffers[name] for name in item.buffers]
+                arguments += self.blanks(item, buffers)
+            margin = " " * STEP
+            yield margin + statement("", call(f"self.{item.name}", *map(Raw, arguments)), IN_METHOD + 2 * STEP)
+
+    def blanks(self, item: OperationLayout, buffers: list[BufferLayout]) -> Iterator[str]:
+        for name in item.fields:
+            field = self.field(buffers, name)
+            shape = ", ".join(flat(self.number(extent)) for extent in field.shape[1:])
+            dtype = next(iter(self.dtypes(item, name).values()))
+            yield f"self._none.new_zeros((1, {shape}), dtype=torch.{dtype})"
+
+
+def _exploded(name: str, arguments: tuple[str, ...], annotation: str) -> str:
+    lines = "".join(f"{' ' * IN_METHOD}{argument},\n" for argument in arguments)
+    return f"{name}(\n{lines}{' ' * IN_CLASS}) -> {annotation}:"
+
+
+def _docstring(rest: str, arguments: list[str], raises: list[str]) -> Iterator[str]:
+    """The lines behind the first one of a method's docstring."""
+    margin = " " * IN_METHOD
+    if rest:
+        yield from wrap(rest, margin, margin, 120)
+    for title, entries in (("Args", arguments), ("Raises", raises)):
+        if entries:
+            if rest or title == "Raises":
+                yield ""
+            yield f"{margin}{title}:"
+            for entry in entries:
+                yield from wrap(entry, f"{margin}    ", f"{margin}        ", 120)
+
+
+_UNITS = ((1, "uint8"), (2, "int16"), (4, "int32"), (8, "int64"), (16, "complex128"))

@@ -1,0 +1,182 @@
+"""Kernels compiled ahead for every target, and what one operation asks of a device, on a driver that does nothing."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_driver import TARGETS, FakeDriver, count_operations, without_interpreter
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+NATIVE = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx950")  # that have an instruction for e4m3
+KERNELS = {
+    "_clear_kernel",
+    "_gather_index_fp8_kernel",
+    "_load_mla_bf16_kernel",
+    "_load_mla_fp8_raw_kernel",
+    "_load_mla_fp8_scaled_kernel",
+    "_pack_kernel",
+    "_put_index_fp8_kernel",
+    "_store_index_fp8_kernel",
+    "_store_mla_bf16_kernel",
+    "_store_mla_fp8_raw_kernel",
+    "_store_mla_fp8_scaled_kernel",
+    "_unpack_kernel",
+}
+
+
+def pool_of(layers: int, kv_format: str, ratio: int = 1, target: str = "sm_90") -> Any:
+    """A Triton pool of two pages in which every second layer owns an indexer."""
+    glm_dsa = importlib.import_module("generated.glm_dsa")
+    config = {
+        "num_hidden_layers": layers,
+        "num_nextn_predict_layers": 1,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "index_head_dim": 128,
+        "index_topk_pattern": "FS" * (layers // 2),
+    }
+    layout = glm_dsa.Layout.from_config(config, kv_format=kv_format, role="both", host_to_device_ratio=ratio)
+    pool = glm_dsa.Pool(layout, 64, backend="triton")
+    pool._native = target in NATIVE
+    return pool
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@without_interpreter
+def test_every_kernel_compiles(target: str) -> None:
+    """All kernels of every format; the casts to e4m3 by instruction where there is one."""
+    compiled = set()
+    with FakeDriver(target) as driver:
+        for kv_format in ("bf16", "fp8_scaled", "fp8_raw"):
+            run_everything(pool_of(4, kv_format, target=target), 8)
+        for launch in driver.launches:
+            compiled.add(launch.name)
+            text = launch.compiled.asm["ptx" if target.startswith("sm") else "amdgcn"]
+            if "fp8" in launch.name and launch.name.startswith("_store"):
+                instruction = "satfinite.e4m3x2" if target.startswith("sm") else "v_cvt_scalef32_pk_fp8_f32"
+                assert (instruction in text) == (target in NATIVE)
+    assert compiled == KERNELS
+
+
+@without_interpreter
+def test_warming_up_leaves_nothing_to_compile() -> None:
+    """Ordinary calls of any size after the warm-up find their kernels, with slots of either dtype."""
+    with FakeDriver("sm_90") as driver:
+        pool = pool_of(4, "fp8_scaled")
+        pool.warmup()
+        warm = len(driver.kernels)
+        for n in (1, 2, 16, 17, 640):
+            for dtype in (torch.int32, torch.int64):
+                run_everything(pool, n, dtype)
+        assert len(driver.kernels) == warm
+
+
+def run_everything(pool: Any, n: int, dtype: torch.dtype = torch.int64) -> None:
+    """Every operation that launches, once for each layer it has."""
+    slots = torch.arange(n, dtype=dtype)
+    latent, rope = torch.zeros((n, 512), dtype=torch.bfloat16), torch.zeros((n, 64), dtype=torch.bfloat16)
+    for layer in pool.layout.held:
+        pool.set_mla_kv_buffer(layer, slots, latent, rope)
+        pool.get_mla_kv_buffer(layer, slots)
+    for layer in pool.layout.layers("index_k"):
+        key, scale = torch.zeros((n, 128), dtype=torch.bfloat16), torch.zeros(n)
+        pool.store_index_k(layer, slots, key)
+        pool.set_index_k_scale_buffer(layer, slots, key.to(torch.float8_e4m3fn), scale)
+        pool.get_index_k_scale_buffer(layer, slots, slots[:, None], n, n)
+    pool.move_kv_cache(slots, slots)
+    pool.load_cpu_copy(pool.get_cpu_copy(slots), slots)
+    pool.clear_pages(slots)
+
+
+@without_interpreter
+def test_one_launch_for_a_store_or_a_gather() -> None:
+    with FakeDriver("sm_90") as driver:
+        pool = pool_of(4, "fp8_scaled")
+        slots = torch.arange(100)
+        calls = {
+            "_store_mla_fp8_scaled_kernel": lambda: pool.set_mla_kv_buffer(
+                1, slots, torch.zeros((100, 512)).bfloat16(), torch.zeros((100, 64)).bfloat16()
+            ),
+            "_load_mla_fp8_scaled_kernel": lambda: pool.get_mla_kv_buffer(1, slots),
+            "_store_index_fp8_kernel": lambda: pool.store_index_k(0, slots, torch.zeros((100, 128)).bfloat16()),
+            "_gather_index_fp8_kernel": lambda: pool.get_index_k_scale_buffer(0, slots, slots[:, None], 4950, 99),
+        }
+        for name, call in calls.items():
+            before = len(driver.launches)
+            call()
+            assert [launch.name for launch in driver.launches[before:]] == [name]
+
+
+@without_interpreter
+def test_nothing_grows_with_the_layers() -> None:
+    """Launches, other work of the device and transfers of an operation on all layers: the same for 2 and for 40."""
+    seen: dict[str, list[Any]] = {}
+    for layers in (2, 40):
+        with FakeDriver("sm_90") as driver:
+            pool = pool_of(layers, "fp8_scaled")
+            slots = torch.arange(100)
+            calls = {
+                "move": (pool.move_kv_cache, slots, slots),
+                "save": (pool.get_cpu_copy, slots),
+                "restore": (pool.load_cpu_copy, pool.get_cpu_copy(slots), slots),
+                "clear": (pool.clear_pages, slots),
+            }
+            for name, (call, *arguments) in calls.items():
+                before = len(driver.launches)
+                with count_operations() as operations:
+                    call(*arguments)
+                launches = [launch.name for launch in driver.launches[before:]]
+                seen.setdefault(name, []).append((launches, sorted(operations.names), operations.to_host))
+    for few, many in seen.values():
+        assert few == many
+    assert seen["move"][0][0] == ["_pack_kernel", "_unpack_kernel"]
+    assert seen["save"][0][0] == ["_pack_kernel"]
+    assert seen["save"][0][1].count("aten.copy_.default") == 1  # the transfer
+    assert seen["restore"][0][0] == ["_unpack_kernel"]
+    assert seen["clear"][0][0] == ["_clear_kernel"]
+
+
+@without_interpreter
+def test_two_launches_where_spaces_number_slots_apart() -> None:
+    with FakeDriver("sm_90") as driver:
+        pool = pool_of(4, "fp8_scaled", ratio=2)
+        slots = {"logical": torch.arange(90), "device": torch.arange(40)}
+        pool.move_kv_cache(slots, slots)
+        assert [launch.name for launch in driver.launches] == ["_pack_kernel", "_unpack_kernel"]
+
+
+@without_interpreter
+def test_nothing_that_may_be_captured_waits_for_the_device() -> None:
+    """Stores, loads, gathers with their sums given, moves, packs and clears read nothing back."""
+    with FakeDriver("sm_90"):
+        pool = pool_of(4, "fp8_scaled")
+        pool.warmup()
+        slots = torch.arange(100)
+        with count_operations() as operations:
+            pool.set_mla_kv_buffer(1, slots, torch.zeros((100, 512)).bfloat16(), torch.zeros((100, 64)).bfloat16())
+            pool.get_mla_kv_buffer(1, slots)
+            pool.store_index_k(0, slots, torch.zeros((100, 128)).bfloat16())
+            pool.get_index_k_scale_buffer(0, slots, slots[:, None], 4950, 99)
+            pool.move_kv_cache(slots, slots)
+            pool.unpack(pool.pack(slots), slots)
+            pool.clear_pages(slots)
+        assert operations.to_host == []
+
+
+@without_interpreter
+def test_slots_are_64_bits_wide_before_they_are_multiplied() -> None:
+    """With int32 slots no address of a store is computed in 32 bits."""
+    with FakeDriver("sm_90") as driver:
+        pool = pool_of(4, "fp8_scaled")
+        pool.set_mla_kv_buffer(
+            1, torch.arange(8, dtype=torch.int32), torch.zeros((8, 512)).bfloat16(), torch.zeros((8, 64)).bfloat16()
+        )
+        (launch,) = driver.launches
+        assert "muli" in launch.compiled.asm["ttir"]
+        products = [line for line in launch.compiled.asm["ttir"].splitlines() if "arith.muli" in line]
+        wide = [line for line in products if "i64" in line]
+        assert len(wide) >= 2 and not [line for line in products if "656" in line and "i64" not in line]
