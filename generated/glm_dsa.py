@@ -803,7 +803,7 @@ def _rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _quantise_latent_blocks(x, NATIVE: tl.constexpr):
+def _quantised_latent(x, NATIVE: tl.constexpr):
     """e4m3 codes and the scale of each block. `x` is fp32 [tokens, blocks, values]."""
     largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
     scale = tl.maximum(tl.div_rn(largest, 448.0), 2.0**-126)
@@ -815,7 +815,7 @@ def _quantise_latent_blocks(x, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def _quantise_key_blocks(x, NATIVE: tl.constexpr):
+def _quantised_key(x, NATIVE: tl.constexpr):
     """e4m3 codes and the scale of each block. `x` is fp32 [tokens, blocks, values]."""
     largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
     scale = tl.div_rn(tl.maximum(largest, 0.0001), 448.0)
@@ -881,7 +881,7 @@ def _store_mla_fp8_scaled_kernel(
     value = tl.arange(0, 128)[None, None, :]
     element = block * 128 + value
     latent = tl.load(latent_ptr + token[:, None, None] * latent_stride + element, mask=kept[:, None, None], other=0)
-    latent, latent_scale = _quantise_latent_blocks(_bf16_value(latent), NATIVE)
+    latent, latent_scale = _quantised_latent(_bf16_value(latent), NATIVE)
     tl.store(row_ptr[:, None, None] + element, latent, mask=kept[:, None, None])
     tl.store(
         (row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 4)[None, :],
@@ -984,7 +984,7 @@ def _store_index_fp8_kernel(
     value = tl.arange(0, 128)[None, None, :]
     element = block * 128 + value
     key = tl.load(key_ptr + token[:, None, None] * key_stride + element, mask=kept[:, None, None], other=0)
-    key, key_scale = _quantise_key_blocks(_bf16_value(key), NATIVE)
+    key, key_scale = _quantised_key(_bf16_value(key), NATIVE)
     tl.store(key_row_ptr[:, None, None] + element, key, mask=kept[:, None, None])
     tl.store(
         (key_scale_row_ptr + 8192).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 1)[None, :],
@@ -1444,6 +1444,7 @@ class GlmDsaPool:
                 memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
                 self._buffers[buffer.name, layer] = memory
                 self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory))
+        self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._record_fields, self._spans = self._geometry()
         self._table = self._none
         if self._triton:
@@ -1575,17 +1576,17 @@ class GlmDsaPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("kv", "kv_draft"))
+        entry = self._owned(layer_id, ("kv", "kv_draft"))
         slots = self._slots("loc", loc)
         cache_k_nope = self._values("cache_k_nope", cache_k_nope, (len(slots), 512), torch.bfloat16)
         cache_k_rope = self._values("cache_k_rope", cache_k_rope, (len(slots), 64), torch.bfloat16)
-        first_slot = 1 if skip_reserved and space.reserved_pages else 0
+        first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
         own = {
             "mla_bf16": (_store_mla_bf16_kernel, _store_mla_bf16),
             "mla_fp8_scaled": (_store_mla_fp8_scaled_kernel, _store_mla_fp8_scaled),
             "mla_fp8_raw": (_store_mla_fp8_raw_kernel, _store_mla_fp8_raw),
-        }[page.format]
-        self._store(*own, memory, page, space, slots, first_slot, cache_k_nope, cache_k_rope)
+        }[entry.page.format]
+        self._store(*own, entry, slots, first_slot, cache_k_nope, cache_k_rope)
 
     def get_mla_kv_buffer(
         self,
@@ -1606,7 +1607,7 @@ class GlmDsaPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("kv", "kv_draft"))
+        entry = self._owned(layer_id, ("kv", "kv_draft"))
         slots = self._slots("loc", loc)
         if dst_dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise ValueError(f"dst_dtype must be bfloat16, float16 or float32, not {_shown(dst_dtype)}")
@@ -1614,14 +1615,14 @@ class GlmDsaPool:
             "mla_bf16": (_load_mla_bf16_kernel, _load_mla_bf16),
             "mla_fp8_scaled": (_load_mla_fp8_scaled_kernel, _load_mla_fp8_scaled),
             "mla_fp8_raw": (_load_mla_fp8_raw_kernel, _load_mla_fp8_raw),
-        }[page.format]
-        latent, rope = self._load(*own, memory, page, space, slots, (512, 64), (dst_dtype, dst_dtype))
+        }[entry.page.format]
+        latent, rope = self._load(*own, (512, 64), (dst_dtype, dst_dtype), entry, slots)
         return latent.unflatten(1, (1, 512)), rope.unflatten(1, (1, 64))
 
     def get_key_buffer(self, layer_id: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The rows of every slot in `kv` or `kv_draft`, a view: uint8 [slots, bytes].
+        """Every slot of `kv` or `kv_draft`, a view: uint8 [slots, bytes].
 
-        With a dtype [slots, 1, values].
+        Where all of it is of one dtype, and that is given: [slots, 1, values].
 
         Args:
             layer_id: global id of a layer that owns `kv` or `kv_draft`.
@@ -1631,13 +1632,13 @@ class GlmDsaPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, _ = self._owned(layer_id, ("kv", "kv_draft"))
-        return _rows(memory, page, (), dtype)
+        entry = self._owned(layer_id, ("kv", "kv_draft"))
+        return _rows(entry, (), dtype)
 
     def get_value_buffer(self, layer_id: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """latent of every slot in `kv` or `kv_draft`, a view: uint8 [slots, bytes].
+        """`latent` of every slot of `kv` or `kv_draft`, a view: uint8 [slots, bytes].
 
-        With a dtype [slots, 1, values].
+        Where all of it is of one dtype, and that is given: [slots, 1, values].
 
         Args:
             layer_id: global id of a layer that owns `kv` or `kv_draft`.
@@ -1647,8 +1648,8 @@ class GlmDsaPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, _ = self._owned(layer_id, ("kv", "kv_draft"))
-        return _rows(memory, page, ("latent",), dtype)
+        entry = self._owned(layer_id, ("kv", "kv_draft"))
+        return _rows(entry, ("latent",), dtype)
 
     def set_index_k_scale_buffer(
         self,
@@ -1674,22 +1675,12 @@ class GlmDsaPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("index_k",))
+        entry = self._owned(layer_id, ("index_k",))
         slots = self._slots("loc", loc)
         index_k = self._values("index_k", index_k, (len(slots), 128), torch.float8_e4m3fn)
         index_k_scale = self._values("index_k_scale", index_k_scale, (len(slots), 1), torch.float32)
-        first_slot = 1 if skip_reserved and space.reserved_pages else 0
-        self._store(
-            _put_index_fp8_kernel,
-            _put_index_fp8,
-            memory,
-            page,
-            space,
-            slots,
-            first_slot,
-            index_k,
-            index_k_scale,
-        )
+        first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
+        self._store(_put_index_fp8_kernel, _put_index_fp8, entry, slots, first_slot, index_k, index_k_scale)
 
     def store_index_k(self, layer_id: int, loc: torch.Tensor, key: torch.Tensor, *, skip_reserved: bool = True) -> None:
         """Store tokens in `index_k`, quantised where the format is. One kernel.
@@ -1706,11 +1697,11 @@ class GlmDsaPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("index_k",))
+        entry = self._owned(layer_id, ("index_k",))
         slots = self._slots("loc", loc)
         key = self._values("key", key, (len(slots), 128), torch.bfloat16)
-        first_slot = 1 if skip_reserved and space.reserved_pages else 0
-        self._store(_store_index_fp8_kernel, _store_index_fp8, memory, page, space, slots, first_slot, key)
+        first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
+        self._store(_store_index_fp8_kernel, _store_index_fp8, entry, slots, first_slot, key)
 
     def get_index_k_scale_buffer(
         self,
@@ -1720,7 +1711,7 @@ class GlmDsaPool:
         seq_len_sum: int | None = None,
         max_seq_len: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read key, key_scale of whole sequences as stored in `index_k`. One kernel.
+        """Read `key` and `key_scale` of whole sequences as stored in `index_k`. One kernel.
 
         Returns the bytes of each, uint8 [seq_len_sum, bytes], requests one after the other; zeros where the page table
         ends, for pages outside the space, and for tokens past `max_seq_len`.
@@ -1735,7 +1726,7 @@ class GlmDsaPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("index_k",))
+        entry = self._owned(layer_id, ("index_k",))
         lengths = self._integers("seq_lens", seq_lens, 1)
         table = self._integers("page_table", page_table, 2)
         if len(table) != len(lengths):
@@ -1745,15 +1736,13 @@ class GlmDsaPool:
         read = self._gather(
             _gather_index_fp8_kernel,
             _gather_index_fp8,
-            memory,
-            page,
-            space,
+            (128, 1),
+            (torch.uint8, torch.int32),
+            entry,
             lengths,
             table,
             total,
             longest,
-            (128, 1),
-            (torch.uint8, torch.int32),
         )
         return tuple(values.view(torch.uint8) for values in read)
 
@@ -1767,7 +1756,7 @@ class GlmDsaPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        return self._owned(layer_id, ("index_k",))[0]
+        return self._owned(layer_id, ("index_k",)).memory
 
     def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
         """Addresses, bytes and bytes of a page of `kv` or `kv_draft` for each layer held.
@@ -1787,83 +1776,77 @@ class GlmDsaPool:
         self,
         kernel: Any,
         twin: Callable,
-        memory: torch.Tensor,
-        page: Page,
-        space: Space,
+        entry: _Entry,
         slots: torch.Tensor,
         first_slot: int,
         *values: torch.Tensor,
     ) -> None:
         """Write rows of values into slots of a layer, those outside left out."""
-        num_slots = self._num_slots(space)
+        num_slots = self._num_slots(entry.space)
         if not self._triton:
             slots = slots.long()
             kept = (slots >= first_slot) & (slots < num_slots)
-            twin(memory, page, *_filtered(kept, slots, *values))
+            twin(entry, *_filtered(kept, slots, *values))
         elif len(slots):
             strided = (argument for rows in values for argument in (rows, rows.stride(0)))
             bounds = (len(slots), first_slot, num_slots)
             grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, page, memory, slots, slots.stride(0), *bounds, *strided)
+            self._launch(kernel, grid, entry, slots, slots.stride(0), *bounds, *strided)
 
     def _load(
         self,
         kernel: Any,
         twin: Callable,
-        memory: torch.Tensor,
-        page: Page,
-        space: Space,
-        slots: torch.Tensor,
         numbers: tuple[int, ...],
         dtypes: tuple[torch.dtype, ...],
+        entry: _Entry,
+        slots: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Read fields from slots of a layer, [slots, values] of each."""
-        num_slots = self._num_slots(space)
+        num_slots = self._num_slots(entry.space)
         if not self._triton:
             slots = slots.long()
-            return twin(memory, page, slots, (slots >= 0) & (slots < num_slots), *dtypes)
+            return twin(entry, slots, (slots >= 0) & (slots < num_slots), dtypes)
         shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(memory.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
+        outputs = tuple(entry.memory.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
         if len(slots):
             grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, page, memory, slots, slots.stride(0), len(slots), num_slots, *outputs)
+            self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs)
         return outputs
 
     def _gather(
         self,
         kernel: Any,
         twin: Callable,
-        memory: torch.Tensor,
-        page: Page,
-        space: Space,
+        numbers: tuple[int, ...],
+        dtypes: tuple[torch.dtype, ...],
+        entry: _Entry,
         lengths: torch.Tensor,
         table: torch.Tensor,
         total: int,
         longest: int,
-        numbers: tuple[int, ...],
-        dtypes: tuple[torch.dtype, ...],
     ) -> tuple[torch.Tensor, ...]:
         """Read fields of sequences of a layer, [tokens, values] of each."""
         shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(memory.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
-        num_pages = self._num_slots(space) // space.page_size
+        outputs = tuple(entry.memory.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
+        num_pages = self._num_slots(entry.space) // entry.space.page_size
         grid = (-(-longest // self._tokens), len(lengths))
         if not self._triton:
-            rows, slots = _sequences(lengths.long(), table.long(), num_pages, space.page_size, total, longest)
-            read = twin(memory, page, slots, torch.ones_like(slots, dtype=torch.bool), *dtypes)
+            rows, slots = _sequences(lengths.long(), table.long(), num_pages, entry.space.page_size, total, longest)
+            read = twin(entry, slots, torch.ones_like(slots, dtype=torch.bool), dtypes)
             for output, values in zip(outputs, read, strict=True):
                 output[rows] = values
         elif all(grid) and total:
             sequences = (lengths, lengths.stride(0), table, *table.stride(), table.shape[1])
-            self._launch(kernel, grid, page, memory, *sequences, num_pages, longest, total, *outputs)
+            self._launch(kernel, grid, entry, *sequences, num_pages, longest, total, *outputs)
         return outputs
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], page: Page, *arguments: Any) -> None:
-        """Launch a kernel with those constants that it has."""
+    def _launch(self, kernel: Any, grid: tuple[int, ...], entry: _Entry, *arguments: Any) -> None:
+        """Launch a kernel on the memory of an entry, with those constants that it has."""
         constants = {"TOKENS": self._tokens, "NATIVE": self._native}
         own = {name: number for name, number in constants.items() if name in kernel.arg_names}
         with self._launching():
-            kernel[grid](*arguments, **own, enable_fp_fusion=False)
+            kernel[grid](entry.memory, *arguments, **own, enable_fp_fusion=False)
 
     def move_kv_cache(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
         """Copy slots to other slots in every buffer of every layer, as if all reads came first.
@@ -1940,7 +1923,8 @@ class GlmDsaPool:
     def describe_staging(self, n: int | Mapping[str, int]) -> tuple[StagingPart, ...]:
         """Where the records of n slots lie in a staging tensor; n may be a mapping by the names of spaces.
 
-        Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside.
+        Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside,
+        0 where it was not and in a space that no layer here uses.
         """
         roots = n if isinstance(n, Mapping) else dict.fromkeys(self._default_roots("n"), n)
         for name, count in roots.items():
@@ -2002,13 +1986,12 @@ class GlmDsaPool:
         if layer_id not in self.layout.held:
             raise ValueError(f"layer_id must be a layer of this pool, {list(self.layout.held)}, not {layer_id}")
 
-    def _owned(self, layer_id: int, names: tuple[str, ...]) -> tuple[torch.Tensor, Page, Space]:
-        """The memory, page and space of the one of these buffers that the layer owns."""
+    def _owned(self, layer_id: int, names: tuple[str, ...]) -> _Entry:
+        """The one of these buffers that the layer owns."""
         self._check_layer(layer_id)
         for name in names:
-            buffer = self.layout.buffer(name)
-            if layer_id in buffer.layers:
-                return self.buffer(name, layer_id), buffer.page, buffer.space
+            if (name, layer_id) in self._entry_of:
+                return self._entry_of[name, layer_id]
         listed = " or ".join(f"`{name}`" for name in names)
         raise LookupError(f"layer {layer_id} has no {listed} here; the layers that have one are {self._owners(names)}")
 
@@ -2131,7 +2114,7 @@ class GlmDsaPool:
             for memory, rows in zip(memories, staged, strict=True):
                 view = _record_view(memory, record)
                 copied = view[_record_index(record, inside)]
-                rows.view(view.dtype).copy_(copied.reshape(len(own), -1).masked_fill_(~kept[:, None], 0))
+                rows.view(view.dtype).copy_(copied.flatten(1).masked_fill_(~kept[:, None], 0))
             flags.copy_(kept)
         return staging
 
@@ -2246,125 +2229,95 @@ def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor,
     return slots // page.slots, slots % page.slots
 
 
-def _write(memory: torch.Tensor, page: Page, name: str, slots: torch.Tensor, values: torch.Tensor) -> None:
+def _write(entry: _Entry, name: str, slots: torch.Tensor, values: torch.Tensor) -> None:
     """Write a field of slots that are all inside; values [slots, values of a slot]."""
-    field = page.field(name)
-    index, view = _index(page, field, slots), _field_view(memory, field, values.dtype)
+    field = entry.page.field(name)
+    index, view = _index(entry.page, field, slots), _field_view(entry.memory, field, values.dtype)
     view[index] = values.reshape(len(slots), *view.shape[len(index) :])
 
 
-def _read(
-    memory: torch.Tensor, page: Page, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
-    field = page.field(name)
-    values = _field_view(memory, field, dtype)[_index(page, field, torch.where(kept, slots, 0))]
+    field = entry.page.field(name)
+    values = _field_view(entry.memory, field, dtype)[_index(entry.page, field, torch.where(kept, slots, 0))]
     return values.reshape(len(slots), field.count).masked_fill_(~kept[:, None], 0)
 
 
-def _store_mla_bf16(
-    memory: torch.Tensor, page: Page, slots: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor
-) -> None:
+def _store_mla_bf16(entry: _Entry, slots: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor) -> None:
     """Write values into slots of `mla_bf16`."""
-    _write(memory, page, "latent", slots, latent)
-    _write(memory, page, "rope", slots, rope)
+    _write(entry, "latent", slots, latent)
+    _write(entry, "rope", slots, rope)
 
 
-def _store_mla_fp8_scaled(
-    memory: torch.Tensor, page: Page, slots: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor
-) -> None:
+def _store_mla_fp8_scaled(entry: _Entry, slots: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor) -> None:
     """Quantise values and write them into slots of `mla_fp8_scaled`."""
     codes, scales = _quantise_latent(latent.view(torch.bfloat16).float().unflatten(1, (4, 128)))
-    _write(memory, page, "latent", slots, codes)
-    _write(memory, page, "latent_scale", slots, scales)
-    _write(memory, page, "rope", slots, rope)
+    _write(entry, "latent", slots, codes)
+    _write(entry, "latent_scale", slots, scales)
+    _write(entry, "rope", slots, rope)
 
 
-def _store_mla_fp8_raw(
-    memory: torch.Tensor, page: Page, slots: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor
-) -> None:
+def _store_mla_fp8_raw(entry: _Entry, slots: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor) -> None:
     """Quantise values and write them into slots of `mla_fp8_raw`."""
-    _write(memory, page, "latent", slots, _e4m3_codes(latent.view(torch.bfloat16).float()))
-    _write(memory, page, "rope", slots, _e4m3_codes(rope.view(torch.bfloat16).float()))
+    _write(entry, "latent", slots, _e4m3_codes(latent.view(torch.bfloat16).float()))
+    _write(entry, "rope", slots, _e4m3_codes(rope.view(torch.bfloat16).float()))
 
 
-def _put_index_fp8(
-    memory: torch.Tensor, page: Page, slots: torch.Tensor, key: torch.Tensor, key_scale: torch.Tensor
-) -> None:
+def _put_index_fp8(entry: _Entry, slots: torch.Tensor, key: torch.Tensor, key_scale: torch.Tensor) -> None:
     """Write stored fields into slots of `index_fp8`."""
-    _write(memory, page, "key", slots, key)
-    _write(memory, page, "key_scale", slots, key_scale)
+    _write(entry, "key", slots, key)
+    _write(entry, "key_scale", slots, key_scale)
 
 
-def _store_index_fp8(memory: torch.Tensor, page: Page, slots: torch.Tensor, key: torch.Tensor) -> None:
+def _store_index_fp8(entry: _Entry, slots: torch.Tensor, key: torch.Tensor) -> None:
     """Quantise values and write them into slots of `index_fp8`."""
     codes, scales = _quantise_key(key.view(torch.bfloat16).float().unflatten(1, (1, 128)))
-    _write(memory, page, "key", slots, codes)
-    _write(memory, page, "key_scale", slots, scales)
+    _write(entry, "key", slots, codes)
+    _write(entry, "key_scale", slots, scales)
 
 
 def _load_mla_bf16(
-    memory: torch.Tensor,
-    page: Page,
-    slots: torch.Tensor,
-    kept: torch.Tensor,
-    latent_dtype: torch.dtype,
-    rope_dtype: torch.dtype,
+    entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Read values from slots of `mla_bf16`; zeros for a slot outside."""
-    latent = _read(memory, page, "latent", slots, kept, torch.bfloat16)
-    if latent_dtype != torch.bfloat16:
-        latent = _rounded_values(latent.float(), latent_dtype)
-    rope = _read(memory, page, "rope", slots, kept, torch.bfloat16)
-    if rope_dtype != torch.bfloat16:
-        rope = _rounded_values(rope.float(), rope_dtype)
+    latent = _read(entry, "latent", slots, kept, torch.bfloat16)
+    if dtypes[0] != torch.bfloat16:
+        latent = _rounded_values(latent.float(), dtypes[0])
+    rope = _read(entry, "rope", slots, kept, torch.bfloat16)
+    if dtypes[1] != torch.bfloat16:
+        rope = _rounded_values(rope.float(), dtypes[1])
     return latent, rope
 
 
 def _load_mla_fp8_scaled(
-    memory: torch.Tensor,
-    page: Page,
-    slots: torch.Tensor,
-    kept: torch.Tensor,
-    latent_dtype: torch.dtype,
-    rope_dtype: torch.dtype,
+    entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Read values from slots of `mla_fp8_scaled`; zeros for a slot outside."""
-    codes = _e4m3_values(_read(memory, page, "latent", slots, kept, torch.uint8))
-    scales = _read(memory, page, "latent_scale", slots, kept, torch.float32)
+    codes = _e4m3_values(_read(entry, "latent", slots, kept, torch.uint8))
+    scales = _read(entry, "latent_scale", slots, kept, torch.float32)
     values = codes.unflatten(1, (4, 128)) * scales[:, :, None]
-    latent = _rounded_values(values.flatten(1), latent_dtype)
-    rope = _read(memory, page, "rope", slots, kept, torch.bfloat16)
-    if rope_dtype != torch.bfloat16:
-        rope = _rounded_values(rope.float(), rope_dtype)
+    latent = _rounded_values(values.flatten(1), dtypes[0])
+    rope = _read(entry, "rope", slots, kept, torch.bfloat16)
+    if dtypes[1] != torch.bfloat16:
+        rope = _rounded_values(rope.float(), dtypes[1])
     return latent, rope
 
 
 def _load_mla_fp8_raw(
-    memory: torch.Tensor,
-    page: Page,
-    slots: torch.Tensor,
-    kept: torch.Tensor,
-    latent_dtype: torch.dtype,
-    rope_dtype: torch.dtype,
+    entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Read values from slots of `mla_fp8_raw`; zeros for a slot outside."""
-    latent = _rounded_values(_e4m3_values(_read(memory, page, "latent", slots, kept, torch.uint8)), latent_dtype)
-    rope = _rounded_values(_e4m3_values(_read(memory, page, "rope", slots, kept, torch.uint8)), rope_dtype)
+    latent = _rounded_values(_e4m3_values(_read(entry, "latent", slots, kept, torch.uint8)), dtypes[0])
+    rope = _rounded_values(_e4m3_values(_read(entry, "rope", slots, kept, torch.uint8)), dtypes[1])
     return latent, rope
 
 
 def _gather_index_fp8(
-    memory: torch.Tensor,
-    page: Page,
-    slots: torch.Tensor,
-    kept: torch.Tensor,
-    key_dtype: torch.dtype,
-    key_scale_dtype: torch.dtype,
+    entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Read stored fields of whole sequences from `index_fp8`; zeros for a page outside."""
-    key = _read(memory, page, "key", slots, kept, key_dtype)
-    key_scale = _read(memory, page, "key_scale", slots, kept, key_scale_dtype)
+    key = _read(entry, "key", slots, kept, dtypes[0])
+    key_scale = _read(entry, "key_scale", slots, kept, dtypes[1])
     return key, key_scale
 
 
@@ -2389,12 +2342,13 @@ def _sequences(
     return row[kept], (page * page_size + position % page_size)[kept]
 
 
-def _rows(memory: torch.Tensor, page: Page, names: tuple[str, ...], dtype: torch.dtype | None) -> torch.Tensor:
+def _rows(entry: _Entry, names: tuple[str, ...], dtype: torch.dtype | None) -> torch.Tensor:
     """Neighbouring fields of every slot, all if none is named: uint8 [slots, bytes], or [slots, 1, values]."""
+    page = entry.page
     fields = [page.field(name) for name in names] or page.fields
     first = min(field.offset for field in fields)
     nbytes = max(field.offset + field.count * ITEM_BYTES[field.dtype] for field in fields) - first
-    rows = memory.view(len(memory) * page.slots, -1)[:, first : first + nbytes]
+    rows = entry.memory.view(len(entry.memory) * page.slots, -1)[:, first : first + nbytes]
     if dtype is None:
         return rows
     own = {_TORCH_DTYPES.get(field.dtype) for field in fields}

@@ -132,7 +132,7 @@ POOL_NAMES = frozenset(
     ]
 )
 ARGUMENTS_TAKEN = ("self", "layer_id", "loc", "skip_reserved")
-LOCALS_OF_OPERATIONS = ("memory", "page", "space", "slots", "first_slot", "own", "self", "torch", "len")
+LOCALS_OF_OPERATIONS = ("entry", "slots", "first_slot", "own", "self", "torch", "len")
 KERNEL_VERBS = ("store", "put", "load", "get", "gather")
 
 
@@ -877,7 +877,7 @@ def _check_operation(
 def _check_reach(spec: Spec, scope: Scope, operation: Operation, buffers: list[Buffer]) -> Iterator[Problem]:
     """KV250, KV205: what the pool can do for the buffers and fields of an operation."""
     formats = {item.name.text: item for item in spec.formats}
-    shapes: dict[str, tuple[str, tuple[Size, ...]]] = {}
+    shapes: dict[str, tuple[str, str]] = {}
     for buffer in buffers:
         if buffer.memory == "host":
             message = f"`{buffer.name}` lies in host memory, which a pool does not allocate"
@@ -908,17 +908,14 @@ def _check_reach(spec: Spec, scope: Scope, operation: Operation, buffers: list[B
                 message = f"`{operation.name}` cannot show rows of {listed}: they do not lie side by side in `{name}`"
                 yield Problem("KV250", message, Label(operation.name.span), path=operation.path)
                 return
-            for field in used if operation.verb in KERNEL_VERBS else ():
-                other, shape = shapes.setdefault(field, (name, fields[field].shape[1:]))
-                if shape != fields[field].shape[1:]:
+            for field in used if operation.verb in ("store", "put", "load") else ():
+                shape = f"[{', '.join(map(str, fields[field].shape[1:]))}]"
+                other, wanted = shapes.setdefault(field, (name, shape))
+                if shape != wanted:
                     message = f"`{operation.name}` needs `{field}` alike in `{other}` and `{name}`"
-                    notes = (f"{_listed(shape)} there, {_listed(fields[field].shape[1:])} here",)
+                    notes = (f"{wanted} there, {shape} here",)
                     yield Problem("KV250", message, Label(operation.name.span), notes=notes, path=operation.path)
                     return
-
-
-def _listed(shape: tuple[Size, ...]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
 
 
 def _unsupported(operation: Operation, what: str) -> Problem:
@@ -936,8 +933,6 @@ def _missing_of_buffer(spec: Spec, scope: Scope, operation: Operation, buffer: B
     derived = [case.use for case in space.cases if isinstance(case.use, Derived)]
     if verb == "gather" and any(use.operator is not None or use.where is not None for use in derived):
         return "a gather from slots that stand for those of another space"
-    if verb == "gather" and page_sizes(spec, scope, space.name.text) in (None, {None}):
-        return "a gather from pages whose slots load time knows"
     return None
 
 

@@ -243,14 +243,13 @@ class _Viewer:
             device_buffers_of_self=self.device_buffers().replace(".buffers", ".buffers"),
             own_plane=", own.plane" if self.has_split else "",
             requests_of_self=", self.requests" if self.has_requests else "",
-            layer_page="buffer.pages[buffer.layers.index(layer_id)]" if self.varying else "buffer.page",
             entry_records="entry.page.records_of(entry.plane)" if self.has_split else "entry.page.records",
             entry_name_note=", and of the plane where it is split" if self.has_split else "",
             record_offset="record.offset",
             aux_note=self.aux_note(),
             aux_bytes=self.aux_bytes(),
             blank=self.blank(),
-            blank_bytes="max(own.offset + own.page_bytes for own in page.planes)"
+            blank_bytes="max(own.offset + own.page_bytes for own in page.planes) if plane else page.page_bytes"
             if self.has_split
             else "page.page_bytes",
             plane_parameter=", plane: Plane | None" if self.has_split else "",

@@ -46,29 +46,23 @@ UNSPECIALISED = (
 )  # one kernel for all values
 
 
-TAKEN = frozenset(  # names that kernels and their twins use themselves
-    (
-        *("memory", "page", "slots", "slot", "token", "tokens", "kept", "inside", "count", "row", "column", "block"),
-        *("value", "values", "element", "codes", "scales", "table", "lengths", "length", "position", "request"),
-        *(
-            "start",
-            "first",
-            "earlier",
-            "page_ptr",
-            "table_column",
-            "max_length",
-            "num_slots",
-            "num_pages",
-            "first_slot",
-        ),
-        *("first_slot", "self", "own", "torch", "triton", "tl"),
-    )
+TAKEN = (  # names that kernels and their twins use themselves
+    *("block", "codes", "column", "count", "earlier", "element", "entry", "first", "first_slot", "inside", "kept"),
+    *("length", "lengths", "max_length", "memory", "num_pages", "num_slots", "own", "page", "page_ptr", "position"),
+    *("request", "row", "scales", "self", "slot", "slots", "start", "table", "table_column", "tl", "token", "tokens"),
+    *("dtypes", "float", "range", "torch", "triton", "value", "values"),
 )
 
 
 def local_name(name: str) -> str:
-    """What a field is called in code: its name, or that with an underscore where it has another meaning there."""
-    return f"{name}_" if name in TAKEN or keyword.iskeyword(name) else name
+    """What a field is called in code: its name, or `its_name` where that has another meaning there."""
+    taken = (
+        name in TAKEN
+        or name.startswith("its_")
+        or name.endswith(("_ptr", "_stride", "_row"))
+        or keyword.iskeyword(name)
+    )
+    return f"its_{name}" if taken else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +110,7 @@ def number_names(page: Page) -> tuple[str, ...]:
         sizes += [field.offset, field.bits, *field.shape]
         sizes += [size for pieces in field.pieces for piece in pieces for size in (piece.extent, piece.stride)]
     found = {name for size in sizes for text in size.names for name in re.findall(r"[A-Z_]+\b", _constants(text))}
-    return tuple(sorted(found - {"PAGE_SLOTS"}))
+    return tuple(sorted(found - {"PAGE_SLOTS", "PAGE_BYTES"}))
 
 
 def number_value(name: str) -> str:
@@ -132,8 +126,8 @@ def _constants(text: str) -> str:
 
 
 def in_constants(size: Size) -> str:
-    """A size as code that has a page."""
-    return re.sub(r"[A-Z]\w*", lambda name: f'page.constants["{name[0]}"]', _constants(str(size)))
+    """A size as code that has an entry of the pool."""
+    return re.sub(r"[A-Z]\w*", lambda name: f'entry.page.constants["{name[0]}"]', _constants(str(size)))
 
 
 def plain_dtype(field: FieldLayout) -> str:
@@ -189,10 +183,13 @@ class KernelMaker:
     def kernel(self, verb: str, target: Target, names: tuple[str, ...], space_page: str = "") -> KernelView:
         key = (verb, target.name, names)
         if key not in self.kernels:
-            same = [other for other in self.kernels if other[:2] == key[:2]]
-            suffix = f"_{'_'.join(names)}" if same else ""
-            method = f"_{verb}_{target.name}{suffix}"
-            self.kernels[key] = _Kernel(self, verb, target, names).view(method, space_page)
+            base = f"_{verb}_{target.name}"
+            taken = {view.twin for view in self.kernels.values()}
+            if base in taken:
+                base += f"_{'_'.join(names)}"
+            while base in taken:
+                base += "_"
+            self.kernels[key] = _Kernel(self, verb, target, names).view(base, space_page)
         return self.kernels[key]
 
     def quantiser(self, page: Page, field: FieldLayout, scale: FieldLayout) -> str:
@@ -213,10 +210,12 @@ def _quantiser_view(name: str, quant: QuantLayout) -> QuantiserView:
     power = ", a power of two" if quant.rounding == "pow2" else ""
     return QuantiserView(
         name=name,
+        kernel=name.replace("_quantise", "_quantised", 1),
         doc=f"e4m3 codes and the scale of each block{power}.",
         maximum="448.0",
         floor=repr(float(floor)),
         has_floor=floor > 0,
+        has_least=0 < floor < Fraction(1, 10**30),
         is_power=quant.rounding == "pow2",
         has_division=quant.code == "divide",
     )
@@ -246,12 +245,13 @@ class _Kernel:
             block, twin = kinds[self.verb](self.fields[name])
             blocks.append(block)
             twins += twin
-        constants = [*self.target.constants(), "TOKENS", *(("NATIVE",) if self.codes else ())]
+        sized = ("PAGE_SIZE",) if space_page == "PAGE_SIZE" else ()
+        constants = [*self.target.constants(), *sized, "TOKENS", *(("NATIVE",) if self.codes else ())]
         parameters = [*self.parameters(), *(f"{name}: tl.constexpr" for name in constants)]
         locals = [local_name(name) for name in self.names]
-        own = locals if self.is_given else [f"{name}_dtype" for name in locals]
-        before = ["memory", "page", "slots"] if self.is_given else ["memory", "page", "slots", "kept"]
-        annotated = {"page": "Page"} | {name: "torch.dtype" for name in own if not self.is_given}
+        own = locals if self.is_given else ["dtypes"]
+        before = ["entry", "slots"] if self.is_given else ["entry", "slots", "kept"]
+        annotated = {"entry": "_Entry", **({} if self.is_given else {"dtypes": "tuple[torch.dtype, ...]"})}
         arguments = [f"{name}: {annotated.get(name, 'torch.Tensor')}" for name in (*before, *own)]
         returns = "None" if self.is_given else "tuple[torch.Tensor, ...]"
         return KernelView(
@@ -415,7 +415,7 @@ class _Kernel:
         lines.append(
             self.lay(
                 f"{name}, {local_name(scale.name)} = ",
-                Raw(f"{quantiser}_blocks(_bf16_value({name}), NATIVE)"),
+                Raw(f"{quantiser.replace('_quantise', '_quantised', 1)}(_bf16_value({name}), NATIVE)"),
             )
         )
         place = chain("+", Raw(self.pointer(field, "uint8", "[:, None, None]")), self.element(field, "element"))
@@ -441,7 +441,7 @@ class _Kernel:
         return BlockOfKernelView(comment=self.comment(field, what), lines=tuple(lines)), twin
 
     def writes(self, field: FieldLayout, values: str) -> Group:
-        return call("_write", *(Raw(text) for text in ("memory", "page", quoted(field.name), "slots", values)))
+        return call("_write", *(Raw(text) for text in ("entry", quoted(field.name), "slots", values)))
 
     def get(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
         name, item = local_name(field.name), self.item(field)
@@ -450,7 +450,7 @@ class _Kernel:
         lines.append(self.lay(f"{name} = ", self.loaded(place, mask)))
         _, out_mask = self.column(field, "inside")
         lines.append(self.stored(self.target_of(name, "[:, None]", count(field), "column"), Raw(name), out_mask))
-        twin = [self.lay_twin(f"{name} = ", self.reads(field, f"{name}_dtype"))]
+        twin = [self.lay_twin(f"{name} = ", self.reads(field, self.dtype_of(field)))]
         return BlockOfKernelView(comment=self.comment(field, ""), lines=tuple(lines)), twin
 
     def load(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
@@ -462,11 +462,15 @@ class _Kernel:
             return self.load_cast(field)
         return self.load_scaled(field)
 
+    def dtype_of(self, field: FieldLayout) -> str:
+        """What a field comes back as, in a twin."""
+        return f"dtypes[{self.names.index(field.name)}]"
+
     def rounded(self, name: str) -> Raw:
         return Raw(f"_rounded({name}, {name}_ptr.dtype.element_ty)")
 
     def reads(self, field: FieldLayout, dtype: str) -> Group:
-        arguments = ("memory", "page", quoted(field.name), "slots", "kept", dtype)
+        arguments = ("entry", quoted(field.name), "slots", "kept", dtype)
         return call("_read", *(Raw(text) for text in arguments))
 
     def load_plain(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
@@ -488,8 +492,8 @@ class _Kernel:
         lines.append(stored)
         twin = [self.lay_twin(f"{name} = ", self.reads(field, f"torch.{dtype}"))]
         if field.dtype in ("bf16", "f16", "f32"):
-            twin.append(f"if {name}_dtype != torch.{dtype}:")
-            twin.append(f"    {name} = _rounded_values({name}.float(), {name}_dtype)")
+            twin.append(f"if {self.dtype_of(field)} != torch.{dtype}:")
+            twin.append(f"    {name} = _rounded_values({name}.float(), {self.dtype_of(field)})")
         return BlockOfKernelView(comment=self.comment(field, ""), lines=tuple(lines)), twin
 
     def load_cast(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
@@ -501,7 +505,7 @@ class _Kernel:
         place = self.target_of(name, "[:, None]", count(field), "column")
         lines.append(self.stored(place, self.rounded(name), out_mask))
         codes = call("_e4m3_values", self.reads(field, "torch.uint8"))
-        twin = [self.lay_twin(f"{name} = ", call("_rounded_values", codes, Raw(f"{name}_dtype")))]
+        twin = [self.lay_twin(f"{name} = ", call("_rounded_values", codes, Raw(self.dtype_of(field))))]
         return BlockOfKernelView(comment=self.comment(field, ""), lines=tuple(lines)), twin
 
     def load_scaled(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
@@ -530,7 +534,7 @@ class _Kernel:
             self.lay_twin("codes = ", codes),
             self.lay_twin("scales = ", scales),
             f"values = codes.unflatten(1, {shape}) * scales[:, :, None]",
-            f"{name} = _rounded_values(values.flatten(1), {name}_dtype)",
+            f"{name} = _rounded_values(values.flatten(1), {self.dtype_of(field)})",
         ]
         self.powers |= is_power
         what = f", with {scale.name} for each {flat(self.target.size(blocks.values))}"

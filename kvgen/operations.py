@@ -18,7 +18,6 @@ from kvgen.kernels import (
 )
 from kvgen.layout import BufferLayout, Layout, OperationLayout
 from kvgen.page import BYTE, FieldLayout, Page
-from kvgen.printer import page_constant
 from kvgen.pysource import STEP, Code, Group, Raw, call, flat, quoted, statement, tuple_of
 from kvgen.size import Size
 from kvgen.text import wrap
@@ -55,27 +54,34 @@ _KERNEL_VERBS = ("store", "put", "load", "get", "gather")
 
 def _targets(layout: Layout, operation: OperationLayout) -> Iterator[Target]:
     """The pages of an operation's buffers, each once."""
-    found: dict[str, Target] = {}
+    found: list[Page] = []
     for buffer in layout.buffers:
         if buffer.name in operation.buffers:
-            for case in buffer.pages:
-                target = _target(layout, case.use)
-                found.setdefault(target.name, target)
-    yield from found.values()
+            found += [case.use for case in buffer.pages if all(case.use is not page for page in found)]
+    for page in found:
+        users = [buffer for buffer in layout.buffers if any(case.use is page for case in buffer.pages)]
+        is_moved = any(buffer.align is not None for buffer in users)
+        yield Target(page=page, name=_names_of_pages(layout)[id(page)], moved=is_moved)
 
 
-def _target(layout: Layout, page: Page) -> Target:
-    name = page_constant(layout, page).lower().replace("_page", "", 1) if page.is_constant else page.format
-    users = [buffer for buffer in layout.buffers if any(case.use is page for case in buffer.pages)]
-    return Target(page=page, name=name, moved=any(buffer.align is not None for buffer in users))
+def _names_of_pages(layout: Layout) -> dict[int, str]:
+    """What kernels call each page: its format, with its slots where pages of it have several numbers of them."""
+    found: dict[int, str] = {}
+    for page in layout.pages:
+        alike = [other for other in layout.pages if other.format == page.format]
+        name = page.format if len(alike) == 1 else f"{page.format}_of_{page.slots}"
+        while name in found.values() or (name != page.format and any(name == other.format for other in layout.pages)):
+            name += "_"
+        found[id(page)] = name
+    return found
 
 
 def page_key(targets: list[Target]) -> tuple[str, list[str]]:
     """What tells the pages of an operation apart, as code over a page, and what it is for each."""
     formats = [quoted(target.page.format) for target in targets]
     if len(set(formats)) == len(formats):
-        return "page.format", formats
-    return "page.format, page.slots", [f"({quoted(t.page.format)}, {t.page.slots})" for t in targets]
+        return "entry.page.format", formats
+    return "entry.page.format, entry.page.slots", [f"({quoted(t.page.format)}, {t.page.slots})" for t in targets]
 
 
 class _Pool:
@@ -167,7 +173,10 @@ class _Pool:
     def constants(self, has_codes: bool) -> str:
         """The constants that kernels may have."""
         native = ', "NATIVE": self._native' if has_codes else ""
-        return f'{{"TOKENS": self._tokens{native}{", **page.constants" if load_time_pages(self.layout) else ""}}}'
+        gathers = [item for item in self.layout.operations if item.verb == "gather"]
+        if any(self.space_page(item) == "PAGE_SIZE" for item in gathers):
+            native += ', "PAGE_SIZE": entry.space.page_size'
+        return f'{{"TOKENS": self._tokens{native}{", **entry.page.constants" if load_time_pages(self.layout) else ""}}}'
 
     def torch_dtypes(self) -> str:
         items = tuple(Raw(f"{quoted(name)}: torch.{dtype}") for name, dtype in sorted(TORCH_DTYPES.items()))
@@ -250,7 +259,8 @@ class _Pool:
     def texts(self, item: OperationLayout, buffers: list[BufferLayout]) -> tuple[str, str]:
         """The first line of the docstring, and the paragraph behind it."""
         owners = " or ".join(f"`{name}`" for name in item.buffers)
-        fields = ", ".join(item.fields)
+        *most, last = [f"`{name}`" for name in item.fields] or [""]
+        fields = f"{', '.join(most)} and {last}" if most else last
         match item.verb:
             case "store":
                 return f"Store tokens in {owners}, quantised where the format is. One kernel.", (
@@ -280,8 +290,10 @@ class _Pool:
                 )
         match item.view:
             case "rows":
-                what = f"{', '.join(item.fields)} of every slot" if item.fields else "The rows of every slot"
-                return f"{what} in {owners}, a view: uint8 [slots, bytes].", "With a dtype [slots, 1, values]."
+                what = f"{fields} of every slot" if item.fields else "Every slot"
+                return f"{what} of {owners}, a view: uint8 [slots, bytes].", (
+                    "Where all of it is of one dtype, and that is given: [slots, 1, values]."
+                )
             case "fields":
                 return f"Each field of {owners}, a view: [pages, slots of a page, axes of the field].", ""
         return f"The pages of {owners}: uint8 [pages, bytes].", ""
@@ -310,15 +322,17 @@ class _Pool:
         for argument, name in zip(item.arguments, item.fields, strict=True):
             field = self.field(buffers, name)
             shape = tuple_of([Raw("len(slots)"), *(self.number(extent) for extent in field.shape[1:])])
-            dtypes = self.dtypes(item, name)
-            if len(set(dtypes.values())) == 1:
-                dtype = Raw(f"torch.{next(iter(dtypes.values()))}")
-            else:
-                chosen_by, keys = page_key(list(_targets(self.layout, item)))
-                rows = tuple(Raw(f"{key}: torch.{own}") for key, own in zip(keys, dtypes.values(), strict=True))
-                dtype = Raw(f"{flat(Group('{', rows, '}'))}[{chosen_by}]")
-            checked = call("self._values", Raw(quoted(argument)), Raw(argument), shape, dtype)
+            checked = call("self._values", Raw(quoted(argument)), Raw(argument), shape, self.dtype(item, name))
             yield statement(f"{argument} = ", checked, IN_METHOD)
+
+    def dtype(self, item: OperationLayout, name: str) -> Code:
+        """What the values of a field are given as, by the format of the page where that tells."""
+        dtypes = self.dtypes(item, name)
+        if len(set(dtypes.values())) == 1:
+            return Raw(f"torch.{next(iter(dtypes.values()))}")
+        chosen_by, keys = page_key(list(_targets(self.layout, item)))
+        rows = tuple(Raw(f"{key}: torch.{own}") for key, own in zip(keys, dtypes.values(), strict=True))
+        return Raw(f"{flat(Group('{', rows, '}'))}[{chosen_by}]")
 
     def number(self, size: Size) -> Raw:
         if size.known is not None:
@@ -331,49 +345,52 @@ class _Pool:
             return
         kernels = []
         for target in _targets(self.layout, item):
-            page = ""
-            if item.verb == "gather":
-                space = next(space for space in self.layout.spaces if space.name == self.buffers[item.buffers[0]].space)
-                page = str(space.page_size) if space.page_size is not None else "SPACE_PAGE"
-            kernels.append((target, self.maker.kernel(item.verb, target, item.fields, page)))
-        arguments = ["memory", "page", "space"]
+            view = self.maker.kernel(
+                item.verb, target, item.fields, self.space_page(item) if item.verb == "gather" else ""
+            )
+            given = [Raw(view.kernel), Raw(view.twin)]
+            outputs = [] if item.verb in STORES else [tuple_of(own) for own in self.outputs(item, target)]
+            kernels.append((target, given, outputs))
+        arguments = ["entry"]
         arguments += ["lengths", "table", "total", "longest"] if item.verb == "gather" else ["slots"]
         if item.verb in STORES:
             arguments += ["first_slot", *item.arguments]
         own = {"store": "_store", "put": "_store", "gather": "_gather"}.get(item.verb, "_load")
-        codes = [Raw(text) for text in arguments]
-        if item.verb not in STORES:
-            numbers, dtypes = self.outputs(item)
-            codes += [tuple_of(numbers), tuple_of(dtypes)]
+        _, given, outputs = kernels[0]
+        alike = all(list(map(flat, others)) == list(map(flat, outputs)) for _, _, others in kernels)
         if len(kernels) == 1:
-            (_, view), *_ = kernels
-            chosen = [Raw(view.kernel), Raw(view.twin)]
+            chosen = [*given, *outputs]
         else:
-            chosen_by, keys = page_key([target for target, _ in kernels])
-            rows = tuple(
-                Raw(f"{key}: ({view.kernel}, {view.twin})") for key, (_, view) in zip(keys, kernels, strict=True)
-            )
-            yield statement("own = ", Group("{", rows, f"}}[{chosen_by}]", broken=True), IN_METHOD)
-            chosen = [Raw("*own")]
-        run = call(f"self.{own}", *chosen, *codes)
+            chosen_by, keys = page_key([target for target, _, _ in kernels])
+            rows = [tuple_of([*names, *([] if alike else others)]) for _, names, others in kernels]
+            pairs = tuple(Raw(f"{key}: {flat(row)}") for key, row in zip(keys, rows, strict=True))
+            yield statement("own = ", Group("{", pairs, f"}}[{chosen_by}]", broken=True), IN_METHOD)
+            chosen = [Raw("*own"), *(outputs if alike else [])]
+        run = call(f"self.{own}", *chosen, *map(Raw, arguments))
         if item.verb in STORES:
             yield statement("", run, IN_METHOD)
         elif item.verb == "load":
             names = tuple_of([Raw(local_name(name)) for name in item.fields])
             yield statement(f"{flat(names)[1:-1]} = ", run, IN_METHOD)
             yield f"return {flat(tuple_of([self.shaped(item, name) for name in item.fields]))[1:-1]}"
-        elif all(flat(dtype) == "torch.uint8" for dtype in dtypes):
+        elif alike and "int" not in flat(outputs[1]).replace("uint8", ""):
             yield statement("return ", run, IN_METHOD)
         else:
             yield statement("read = ", run, IN_METHOD)
             yield "return tuple(values.view(torch.uint8) for values in read)"
 
-    def outputs(self, item: OperationLayout) -> tuple[list[Code], list[Code]]:
-        """Values of a slot and dtype of each field that comes back."""
-        buffers = [self.buffers[name] for name in item.buffers]
+    def space_page(self, item: OperationLayout) -> str:
+        """Slots of a page of the page table of a gather: a number, or a constant of the kernel."""
+        sizes = {space.name: space.page_size for space in self.layout.spaces}
+        own = {sizes[self.buffers[name].space] for name in item.buffers}
+        return "PAGE_SIZE" if len(own) > 1 or None in own else str(own.pop())
+
+    def outputs(self, item: OperationLayout, target: Target) -> tuple[list[Code], list[Code]]:
+        """Values of a slot and dtype of each field that comes back from a page."""
+        fields = {field.name: field for field in target.page.fields}
         numbers, dtypes = [], []
         for name in item.fields:
-            field = self.field(buffers, name)
+            field = fields[name]
             numbers.append(self.number(count(field)))
             dtype = f"torch.{INTEGERS[DTYPES[field.dtype] // BYTE]}"
             if item.verb == "load":
@@ -399,13 +416,16 @@ class _Pool:
         for item in items:
             if item.verb not in _KERNEL_VERBS:
                 continue
-            yield f"for layer in self._owners({flat(tuple_of([Raw(quoted(name)) for name in item.buffers]))}):"
+            names = flat(tuple_of([Raw(quoted(name)) for name in item.buffers]))
+            yield f"for layer in self._owners({names}):"
             arguments = ["layer", "nowhere"]
             if item.verb == "gather":
                 arguments = ["layer", "nowhere + 2", "nowhere[:, None]", "1", "1"]
             elif item.verb in STORES:
                 buffers = [self.buffers[name] for name in item.buffers]
                 arguments += self.blanks(item, buffers)
+                if any("entry." in argument for argument in arguments):
+                    yield f"    entry = self._owned(layer, {names})"
             margin = " " * STEP
             yield margin + statement("", call(f"self.{item.name}", *map(Raw, arguments)), IN_METHOD + 2 * STEP)
 
@@ -413,8 +433,7 @@ class _Pool:
         for name in item.fields:
             field = self.field(buffers, name)
             shape = ", ".join(flat(self.number(extent)) for extent in field.shape[1:])
-            dtype = next(iter(self.dtypes(item, name).values()))
-            yield f"self._none.new_zeros((1, {shape}), dtype=torch.{dtype})"
+            yield f"self._none.new_zeros((1, {shape}), dtype={flat(self.dtype(item, name))})"
 
 
 def _exploded(name: str, arguments: tuple[str, ...], annotation: str) -> str:

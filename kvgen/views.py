@@ -86,10 +86,12 @@ class QuantiserView:
     """A way of making codes and scales of blocks."""
 
     name: str
+    kernel: str  # its name among kernels
     doc: str
     maximum: str
     floor: str
     has_floor: bool
+    has_least: bool  # whether the floor alone leaves scales below 2^-126
     is_power: bool
     has_division: bool
 
@@ -252,7 +254,6 @@ class ModuleView:
     numbering: str
     device_buffers_of_self: str
     requests_of_self: str
-    layer_page: str
     entry_records: str
     entry_name_note: str
     record_offset: str

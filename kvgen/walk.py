@@ -206,7 +206,7 @@ def blocks_of(page: Page, field: FieldLayout) -> Blocks | None:
             return None
     number = count(scale)
     if field.axes[1:] and [axis for axis in scale.axes[1:] if axis] != [
-        axis for axis in field.axes[1:] if axis in scale.axes[1:]
+        axis for axis in field.axes[1:] if axis and axis in scale.axes[1:]
     ]:
         return None
     total = number * values

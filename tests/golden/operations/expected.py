@@ -623,7 +623,7 @@ def _rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _quantise_value_blocks(x, NATIVE: tl.constexpr):
+def _quantised_value(x, NATIVE: tl.constexpr):
     """e4m3 codes and the scale of each block. `x` is fp32 [tokens, blocks, values]."""
     largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
     scale = tl.maximum(tl.div_rn(largest, 448.0), 2.0**-126)
@@ -642,8 +642,8 @@ def _store_latent_kernel(
     count,
     first_slot,
     num_slots,
-    value__ptr,
-    value__stride,
+    its_value_ptr,
+    its_value_stride,
     rope_ptr,
     rope_stride,
     TOKENS: tl.constexpr,
@@ -659,9 +659,13 @@ def _store_latent_kernel(
     block = tl.arange(0, 2)[None, :, None]
     value = tl.arange(0, 4)[None, None, :]
     element = block * 4 + value
-    value_ = tl.load(value__ptr + token[:, None, None] * value__stride + element, mask=kept[:, None, None], other=0)
-    value_, scale = _quantise_value_blocks(_bf16_value(value_), NATIVE)
-    tl.store(row_ptr[:, None, None] + element, value_, mask=kept[:, None, None])
+    its_value = tl.load(
+        its_value_ptr + token[:, None, None] * its_value_stride + element,
+        mask=kept[:, None, None],
+        other=0,
+    )
+    its_value, scale = _quantised_value(_bf16_value(its_value), NATIVE)
+    tl.store(row_ptr[:, None, None] + element, its_value, mask=kept[:, None, None])
     tl.store(
         (row_ptr + 8).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 2)[None, :],
         scale,
@@ -682,8 +686,8 @@ def _put_latent_kernel(
     count,
     first_slot,
     num_slots,
-    value__ptr,
-    value__stride,
+    its_value_ptr,
+    its_value_stride,
     scale_ptr,
     scale_stride,
     rope_ptr,
@@ -698,8 +702,8 @@ def _put_latent_kernel(
 
     # value: e4m3[8]
     column = tl.arange(0, 8)[None, :]
-    value_ = tl.load(value__ptr + token[:, None] * value__stride + column, mask=kept[:, None], other=0)
-    tl.store(row_ptr[:, None] + column, value_, mask=kept[:, None])
+    its_value = tl.load(its_value_ptr + token[:, None] * its_value_stride + column, mask=kept[:, None], other=0)
+    tl.store(row_ptr[:, None] + column, its_value, mask=kept[:, None])
 
     # scale: f32[2]
     column = tl.arange(0, 2)[None, :]
@@ -714,7 +718,7 @@ def _put_latent_kernel(
 
 @triton.jit(do_not_specialize=["count", "num_slots"])
 def _load_latent_kernel(
-    memory_ptr, slots_ptr, slots_stride, count, num_slots, value__ptr, rope_ptr, TOKENS: tl.constexpr
+    memory_ptr, slots_ptr, slots_stride, count, num_slots, its_value_ptr, rope_ptr, TOKENS: tl.constexpr
 ):
     """Read values from slots of `latent`; zeros for a slot outside."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -727,16 +731,16 @@ def _load_latent_kernel(
     block = tl.arange(0, 2)[None, :, None]
     value = tl.arange(0, 4)[None, None, :]
     element = block * 4 + value
-    value_ = _e4m3_value(tl.load(row_ptr[:, None, None] + element, mask=kept[:, None, None], other=0))
+    its_value = _e4m3_value(tl.load(row_ptr[:, None, None] + element, mask=kept[:, None, None], other=0))
     scale = tl.load(
         (row_ptr + 8).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 2)[None, :],
         mask=kept[:, None],
         other=0.0,
     )
-    value_ *= scale[:, :, None]
+    its_value *= scale[:, :, None]
     tl.store(
-        value__ptr + token[:, None, None] * 8 + element,
-        _rounded(value_, value__ptr.dtype.element_ty),
+        its_value_ptr + token[:, None, None] * 8 + element,
+        _rounded(its_value, its_value_ptr.dtype.element_ty),
         mask=inside[:, None, None],
     )
 
@@ -750,7 +754,7 @@ def _load_latent_kernel(
 
 @triton.jit(do_not_specialize=["count", "num_slots"])
 def _get_latent_kernel(
-    memory_ptr, slots_ptr, slots_stride, count, num_slots, value__ptr, scale_ptr, TOKENS: tl.constexpr
+    memory_ptr, slots_ptr, slots_stride, count, num_slots, its_value_ptr, scale_ptr, TOKENS: tl.constexpr
 ):
     """Read stored fields from slots of `latent`; zeros for a slot outside."""
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -761,8 +765,8 @@ def _get_latent_kernel(
 
     # value: e4m3[8]
     column = tl.arange(0, 8)[None, :]
-    value_ = tl.load(row_ptr[:, None] + column, mask=kept[:, None], other=0)
-    tl.store(value__ptr + token[:, None] * 8 + column, value_, mask=inside[:, None])
+    its_value = tl.load(row_ptr[:, None] + column, mask=kept[:, None], other=0)
+    tl.store(its_value_ptr + token[:, None] * 8 + column, its_value, mask=inside[:, None])
 
     # scale: f32[2]
     column = tl.arange(0, 2)[None, :]
@@ -782,7 +786,7 @@ def _gather_latent_kernel(
     num_pages,
     max_length,
     count,
-    value__ptr,
+    its_value_ptr,
     scale_ptr,
     rope_ptr,
     TOKENS: tl.constexpr,
@@ -807,8 +811,8 @@ def _gather_latent_kernel(
 
     # value: e4m3[8]
     column = tl.arange(0, 8)[None, :]
-    value_ = tl.load(row_ptr[:, None] + column, mask=kept[:, None], other=0)
-    tl.store(value__ptr + token[:, None] * 8 + column, value_, mask=inside[:, None])
+    its_value = tl.load(row_ptr[:, None] + column, mask=kept[:, None], other=0)
+    tl.store(its_value_ptr + token[:, None] * 8 + column, its_value, mask=inside[:, None])
 
     # scale: f32[2]
     column = tl.arange(0, 2)[None, :]
@@ -1113,6 +1117,7 @@ class OperationsPool:
                 memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
                 self._buffers[buffer.name, layer] = memory
                 self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory))
+        self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._record_fields, self._spans = self._geometry()
         self._table = self._none
         if self._triton:
@@ -1243,12 +1248,12 @@ class OperationsPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("full", "window"))
+        entry = self._owned(layer_id, ("full", "window"))
         slots = self._slots("loc", loc)
         latent = self._values("latent", latent, (len(slots), 8), torch.bfloat16)
         rope = self._values("rope", rope, (len(slots), 2), torch.bfloat16)
-        first_slot = 1 if skip_reserved and space.reserved_pages else 0
-        self._store(_store_latent_kernel, _store_latent, memory, page, space, slots, first_slot, latent, rope)
+        first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
+        self._store(_store_latent_kernel, _store_latent, entry, slots, first_slot, latent, rope)
 
     def set_codes(
         self,
@@ -1276,13 +1281,13 @@ class OperationsPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("full",))
+        entry = self._owned(layer_id, ("full",))
         slots = self._slots("loc", loc)
         codes = self._values("codes", codes, (len(slots), 8), torch.float8_e4m3fn)
         scales = self._values("scales", scales, (len(slots), 2), torch.float32)
         rope = self._values("rope", rope, (len(slots), 2), torch.bfloat16)
-        first_slot = 1 if skip_reserved and space.reserved_pages else 0
-        self._store(_put_latent_kernel, _put_latent, memory, page, space, slots, first_slot, codes, scales, rope)
+        first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
+        self._store(_put_latent_kernel, _put_latent, entry, slots, first_slot, codes, scales, rope)
 
     def get_latent(
         self,
@@ -1303,24 +1308,15 @@ class OperationsPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("full", "window"))
+        entry = self._owned(layer_id, ("full", "window"))
         slots = self._slots("loc", loc)
         if dst_dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise ValueError(f"dst_dtype must be bfloat16, float16 or float32, not {_shown(dst_dtype)}")
-        value_, rope = self._load(
-            _load_latent_kernel,
-            _load_latent,
-            memory,
-            page,
-            space,
-            slots,
-            (8, 2),
-            (dst_dtype, dst_dtype),
-        )
-        return value_.unflatten(1, (1, 8)), rope.unflatten(1, (1, 2))
+        its_value, rope = self._load(_load_latent_kernel, _load_latent, (8, 2), (dst_dtype, dst_dtype), entry, slots)
+        return its_value.unflatten(1, (1, 8)), rope.unflatten(1, (1, 2))
 
     def get_codes(self, layer_id: int, loc: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read value, scale of tokens as stored in `full`. One kernel.
+        """Read `value` and `scale` of tokens as stored in `full`. One kernel.
 
         Returns the bytes of each, uint8 [n, bytes]; zeros for a slot outside the space.
 
@@ -1332,18 +1328,9 @@ class OperationsPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("full",))
+        entry = self._owned(layer_id, ("full",))
         slots = self._slots("loc", loc)
-        read = self._load(
-            _get_latent_kernel,
-            _get_latent,
-            memory,
-            page,
-            space,
-            slots,
-            (8, 2),
-            (torch.uint8, torch.int32),
-        )
+        read = self._load(_get_latent_kernel, _get_latent, (8, 2), (torch.uint8, torch.int32), entry, slots)
         return tuple(values.view(torch.uint8) for values in read)
 
     def gather_codes(
@@ -1354,7 +1341,7 @@ class OperationsPool:
         seq_len_sum: int | None = None,
         max_seq_len: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Read value, scale, rope of whole sequences as stored in `full`. One kernel.
+        """Read `value`, `scale` and `rope` of whole sequences as stored in `full`. One kernel.
 
         Returns the bytes of each, uint8 [seq_len_sum, bytes], requests one after the other; zeros where the page table
         ends, for pages outside the space, and for tokens past `max_seq_len`.
@@ -1369,7 +1356,7 @@ class OperationsPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, space = self._owned(layer_id, ("full",))
+        entry = self._owned(layer_id, ("full",))
         lengths = self._integers("seq_lens", seq_lens, 1)
         table = self._integers("page_table", page_table, 2)
         if len(table) != len(lengths):
@@ -1379,22 +1366,20 @@ class OperationsPool:
         read = self._gather(
             _gather_latent_kernel,
             _gather_latent,
-            memory,
-            page,
-            space,
+            (8, 2, 2),
+            (torch.uint8, torch.int32, torch.int16),
+            entry,
             lengths,
             table,
             total,
             longest,
-            (8, 2, 2),
-            (torch.uint8, torch.int32, torch.int16),
         )
         return tuple(values.view(torch.uint8) for values in read)
 
     def rows(self, layer_id: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """The rows of every slot in `full`, a view: uint8 [slots, bytes].
+        """Every slot of `full`, a view: uint8 [slots, bytes].
 
-        With a dtype [slots, 1, values].
+        Where all of it is of one dtype, and that is given: [slots, 1, values].
 
         Args:
             layer_id: global id of a layer that owns `full`.
@@ -1404,90 +1389,84 @@ class OperationsPool:
             ValueError: a layer that is not held here, or an unfit argument.
             LookupError: a layer without the buffer, with those that have one.
         """
-        memory, page, _ = self._owned(layer_id, ("full",))
-        return _rows(memory, page, (), dtype)
+        entry = self._owned(layer_id, ("full",))
+        return _rows(entry, (), dtype)
 
     def _store(
         self,
         kernel: Any,
         twin: Callable,
-        memory: torch.Tensor,
-        page: Page,
-        space: Space,
+        entry: _Entry,
         slots: torch.Tensor,
         first_slot: int,
         *values: torch.Tensor,
     ) -> None:
         """Write rows of values into slots of a layer, those outside left out."""
-        num_slots = self._num_slots(space)
+        num_slots = self._num_slots(entry.space)
         if not self._triton:
             slots = slots.long()
             kept = (slots >= first_slot) & (slots < num_slots)
-            twin(memory, page, *_filtered(kept, slots, *values))
+            twin(entry, *_filtered(kept, slots, *values))
         elif len(slots):
             strided = (argument for rows in values for argument in (rows, rows.stride(0)))
             bounds = (len(slots), first_slot, num_slots)
             grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, page, memory, slots, slots.stride(0), *bounds, *strided)
+            self._launch(kernel, grid, entry, slots, slots.stride(0), *bounds, *strided)
 
     def _load(
         self,
         kernel: Any,
         twin: Callable,
-        memory: torch.Tensor,
-        page: Page,
-        space: Space,
-        slots: torch.Tensor,
         numbers: tuple[int, ...],
         dtypes: tuple[torch.dtype, ...],
+        entry: _Entry,
+        slots: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Read fields from slots of a layer, [slots, values] of each."""
-        num_slots = self._num_slots(space)
+        num_slots = self._num_slots(entry.space)
         if not self._triton:
             slots = slots.long()
-            return twin(memory, page, slots, (slots >= 0) & (slots < num_slots), *dtypes)
+            return twin(entry, slots, (slots >= 0) & (slots < num_slots), dtypes)
         shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(memory.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
+        outputs = tuple(entry.memory.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
         if len(slots):
             grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, page, memory, slots, slots.stride(0), len(slots), num_slots, *outputs)
+            self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs)
         return outputs
 
     def _gather(
         self,
         kernel: Any,
         twin: Callable,
-        memory: torch.Tensor,
-        page: Page,
-        space: Space,
+        numbers: tuple[int, ...],
+        dtypes: tuple[torch.dtype, ...],
+        entry: _Entry,
         lengths: torch.Tensor,
         table: torch.Tensor,
         total: int,
         longest: int,
-        numbers: tuple[int, ...],
-        dtypes: tuple[torch.dtype, ...],
     ) -> tuple[torch.Tensor, ...]:
         """Read fields of sequences of a layer, [tokens, values] of each."""
         shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(memory.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
-        num_pages = self._num_slots(space) // space.page_size
+        outputs = tuple(entry.memory.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
+        num_pages = self._num_slots(entry.space) // entry.space.page_size
         grid = (-(-longest // self._tokens), len(lengths))
         if not self._triton:
-            rows, slots = _sequences(lengths.long(), table.long(), num_pages, space.page_size, total, longest)
-            read = twin(memory, page, slots, torch.ones_like(slots, dtype=torch.bool), *dtypes)
+            rows, slots = _sequences(lengths.long(), table.long(), num_pages, entry.space.page_size, total, longest)
+            read = twin(entry, slots, torch.ones_like(slots, dtype=torch.bool), dtypes)
             for output, values in zip(outputs, read, strict=True):
                 output[rows] = values
         elif all(grid) and total:
             sequences = (lengths, lengths.stride(0), table, *table.stride(), table.shape[1])
-            self._launch(kernel, grid, page, memory, *sequences, num_pages, longest, total, *outputs)
+            self._launch(kernel, grid, entry, *sequences, num_pages, longest, total, *outputs)
         return outputs
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], page: Page, *arguments: Any) -> None:
-        """Launch a kernel with those constants that it has."""
+    def _launch(self, kernel: Any, grid: tuple[int, ...], entry: _Entry, *arguments: Any) -> None:
+        """Launch a kernel on the memory of an entry, with those constants that it has."""
         constants = {"TOKENS": self._tokens, "NATIVE": self._native}
         own = {name: number for name, number in constants.items() if name in kernel.arg_names}
         with self._launching():
-            kernel[grid](*arguments, **own, enable_fp_fusion=False)
+            kernel[grid](entry.memory, *arguments, **own, enable_fp_fusion=False)
 
     def move_slots(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
         """Copy slots to other slots in every buffer of every layer, as if all reads came first.
@@ -1564,7 +1543,8 @@ class OperationsPool:
     def describe_staging(self, n: int | Mapping[str, int]) -> tuple[StagingPart, ...]:
         """Where the records of n slots lie in a staging tensor; n may be a mapping by the names of spaces.
 
-        Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside.
+        Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside,
+        0 where it was not and in a space that no layer here uses.
         """
         roots = n if isinstance(n, Mapping) else dict.fromkeys(self._default_roots("n"), n)
         for name, count in roots.items():
@@ -1626,13 +1606,12 @@ class OperationsPool:
         if layer_id not in self.layout.held:
             raise ValueError(f"layer_id must be a layer of this pool, {list(self.layout.held)}, not {layer_id}")
 
-    def _owned(self, layer_id: int, names: tuple[str, ...]) -> tuple[torch.Tensor, Page, Space]:
-        """The memory, page and space of the one of these buffers that the layer owns."""
+    def _owned(self, layer_id: int, names: tuple[str, ...]) -> _Entry:
+        """The one of these buffers that the layer owns."""
         self._check_layer(layer_id)
         for name in names:
-            buffer = self.layout.buffer(name)
-            if layer_id in buffer.layers:
-                return self.buffer(name, layer_id), buffer.page, buffer.space
+            if (name, layer_id) in self._entry_of:
+                return self._entry_of[name, layer_id]
         listed = " or ".join(f"`{name}`" for name in names)
         raise LookupError(f"layer {layer_id} has no {listed} here; the layers that have one are {self._owners(names)}")
 
@@ -1745,7 +1724,7 @@ class OperationsPool:
             for memory, rows in zip(memories, staged, strict=True):
                 view = _record_view(memory, record)
                 copied = view[_record_index(record, inside)]
-                rows.view(view.dtype).copy_(copied.reshape(len(own), -1).masked_fill_(~kept[:, None], 0))
+                rows.view(view.dtype).copy_(copied.flatten(1).masked_fill_(~kept[:, None], 0))
             flags.copy_(kept)
         return staging
 
@@ -1860,88 +1839,68 @@ def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor,
     return slots // page.slots, slots % page.slots
 
 
-def _write(memory: torch.Tensor, page: Page, name: str, slots: torch.Tensor, values: torch.Tensor) -> None:
+def _write(entry: _Entry, name: str, slots: torch.Tensor, values: torch.Tensor) -> None:
     """Write a field of slots that are all inside; values [slots, values of a slot]."""
-    field = page.field(name)
-    index, view = _index(page, field, slots), _field_view(memory, field, values.dtype)
+    field = entry.page.field(name)
+    index, view = _index(entry.page, field, slots), _field_view(entry.memory, field, values.dtype)
     view[index] = values.reshape(len(slots), *view.shape[len(index) :])
 
 
-def _read(
-    memory: torch.Tensor, page: Page, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
-    field = page.field(name)
-    values = _field_view(memory, field, dtype)[_index(page, field, torch.where(kept, slots, 0))]
+    field = entry.page.field(name)
+    values = _field_view(entry.memory, field, dtype)[_index(entry.page, field, torch.where(kept, slots, 0))]
     return values.reshape(len(slots), field.count).masked_fill_(~kept[:, None], 0)
 
 
-def _store_latent(
-    memory: torch.Tensor, page: Page, slots: torch.Tensor, value_: torch.Tensor, rope: torch.Tensor
-) -> None:
+def _store_latent(entry: _Entry, slots: torch.Tensor, its_value: torch.Tensor, rope: torch.Tensor) -> None:
     """Quantise values and write them into slots of `latent`."""
-    codes, scales = _quantise_value(value_.view(torch.bfloat16).float().unflatten(1, (2, 4)))
-    _write(memory, page, "value", slots, codes)
-    _write(memory, page, "scale", slots, scales)
-    _write(memory, page, "rope", slots, rope)
+    codes, scales = _quantise_value(its_value.view(torch.bfloat16).float().unflatten(1, (2, 4)))
+    _write(entry, "value", slots, codes)
+    _write(entry, "scale", slots, scales)
+    _write(entry, "rope", slots, rope)
 
 
 def _put_latent(
-    memory: torch.Tensor, page: Page, slots: torch.Tensor, value_: torch.Tensor, scale: torch.Tensor, rope: torch.Tensor
+    entry: _Entry, slots: torch.Tensor, its_value: torch.Tensor, scale: torch.Tensor, rope: torch.Tensor
 ) -> None:
     """Write stored fields into slots of `latent`."""
-    _write(memory, page, "value", slots, value_)
-    _write(memory, page, "scale", slots, scale)
-    _write(memory, page, "rope", slots, rope)
+    _write(entry, "value", slots, its_value)
+    _write(entry, "scale", slots, scale)
+    _write(entry, "rope", slots, rope)
 
 
 def _load_latent(
-    memory: torch.Tensor,
-    page: Page,
-    slots: torch.Tensor,
-    kept: torch.Tensor,
-    value__dtype: torch.dtype,
-    rope_dtype: torch.dtype,
+    entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Read values from slots of `latent`; zeros for a slot outside."""
-    codes = _e4m3_values(_read(memory, page, "value", slots, kept, torch.uint8))
-    scales = _read(memory, page, "scale", slots, kept, torch.float32)
+    codes = _e4m3_values(_read(entry, "value", slots, kept, torch.uint8))
+    scales = _read(entry, "scale", slots, kept, torch.float32)
     values = codes.unflatten(1, (2, 4)) * scales[:, :, None]
-    value_ = _rounded_values(values.flatten(1), value__dtype)
-    rope = _read(memory, page, "rope", slots, kept, torch.bfloat16)
-    if rope_dtype != torch.bfloat16:
-        rope = _rounded_values(rope.float(), rope_dtype)
-    return value_, rope
+    its_value = _rounded_values(values.flatten(1), dtypes[0])
+    rope = _read(entry, "rope", slots, kept, torch.bfloat16)
+    if dtypes[1] != torch.bfloat16:
+        rope = _rounded_values(rope.float(), dtypes[1])
+    return its_value, rope
 
 
 def _get_latent(
-    memory: torch.Tensor,
-    page: Page,
-    slots: torch.Tensor,
-    kept: torch.Tensor,
-    value__dtype: torch.dtype,
-    scale_dtype: torch.dtype,
+    entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Read stored fields from slots of `latent`; zeros for a slot outside."""
-    value_ = _read(memory, page, "value", slots, kept, value__dtype)
-    scale = _read(memory, page, "scale", slots, kept, scale_dtype)
-    return value_, scale
+    its_value = _read(entry, "value", slots, kept, dtypes[0])
+    scale = _read(entry, "scale", slots, kept, dtypes[1])
+    return its_value, scale
 
 
 def _gather_latent(
-    memory: torch.Tensor,
-    page: Page,
-    slots: torch.Tensor,
-    kept: torch.Tensor,
-    value__dtype: torch.dtype,
-    scale_dtype: torch.dtype,
-    rope_dtype: torch.dtype,
+    entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Read stored fields of whole sequences from `latent`; zeros for a page outside."""
-    value_ = _read(memory, page, "value", slots, kept, value__dtype)
-    scale = _read(memory, page, "scale", slots, kept, scale_dtype)
-    rope = _read(memory, page, "rope", slots, kept, rope_dtype)
-    return value_, scale, rope
+    its_value = _read(entry, "value", slots, kept, dtypes[0])
+    scale = _read(entry, "scale", slots, kept, dtypes[1])
+    rope = _read(entry, "rope", slots, kept, dtypes[2])
+    return its_value, scale, rope
 
 
 def _filtered(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -1965,12 +1924,13 @@ def _sequences(
     return row[kept], (page * page_size + position % page_size)[kept]
 
 
-def _rows(memory: torch.Tensor, page: Page, names: tuple[str, ...], dtype: torch.dtype | None) -> torch.Tensor:
+def _rows(entry: _Entry, names: tuple[str, ...], dtype: torch.dtype | None) -> torch.Tensor:
     """Neighbouring fields of every slot, all if none is named: uint8 [slots, bytes], or [slots, 1, values]."""
+    page = entry.page
     fields = [page.field(name) for name in names] or page.fields
     first = min(field.offset for field in fields)
     nbytes = max(field.offset + field.count * ITEM_BYTES[field.dtype] for field in fields) - first
-    rows = memory.view(len(memory) * page.slots, -1)[:, first : first + nbytes]
+    rows = entry.memory.view(len(entry.memory) * page.slots, -1)[:, first : first + nbytes]
     if dtype is None:
         return rows
     own = {_TORCH_DTYPES.get(field.dtype) for field in fields}

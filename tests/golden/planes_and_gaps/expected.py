@@ -768,6 +768,7 @@ class PlanesAndGapsPool:
                 memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
                 self._buffers[buffer.name, layer] = memory
                 self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory))
+        self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._record_fields, self._spans = self._geometry()
         self._table = self._none
         if self._triton:
@@ -928,7 +929,8 @@ class PlanesAndGapsPool:
     def describe_staging(self, n: int | Mapping[str, int]) -> tuple[StagingPart, ...]:
         """Where the records of n slots lie in a staging tensor; n may be a mapping by the names of spaces.
 
-        Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside.
+        Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside,
+        0 where it was not and in a space that no layer here uses.
         """
         roots = n if isinstance(n, Mapping) else dict.fromkeys(self._default_roots("n"), n)
         for name, count in roots.items():
@@ -1080,7 +1082,7 @@ class PlanesAndGapsPool:
             for memory, rows in zip(memories, staged, strict=True):
                 view = _record_view(memory, record)
                 copied = view[_record_index(record, inside)]
-                rows.view(view.dtype).copy_(copied.reshape(len(own), -1).masked_fill_(~kept[:, None], 0))
+                rows.view(view.dtype).copy_(copied.flatten(1).masked_fill_(~kept[:, None], 0))
             flags.copy_(kept)
         return staging
 
