@@ -54,6 +54,9 @@ TAKEN = (  # names that kernels and their twins use themselves
 )
 
 
+CONSTANTS = ("PAGE_SLOTS", "PAGE_BYTES", "PAGE_SIZE", "TOKENS", "NATIVE")  # that kernels have whatever the spec says
+
+
 def local_name(name: str) -> str:
     """What a field is called in code: its name, or `its_name` where that has another meaning there."""
     taken = (
@@ -109,20 +112,28 @@ def number_names(page: Page) -> tuple[str, ...]:
     for field in page.fields:
         sizes += [field.offset, field.bits, *field.shape]
         sizes += [size for pieces in field.pieces for piece in pieces for size in (piece.extent, piece.stride)]
-    found = {name for size in sizes for text in size.names for name in re.findall(r"[A-Z_]+\b", _constants(text))}
-    return tuple(sorted(found - {"PAGE_SLOTS", "PAGE_BYTES"}))
+    found = {name for size in sizes for text in size.names for name in re.findall(r"[A-Z]\w*", _constants(text))}
+    return tuple(sorted(found - set(CONSTANTS)))
 
 
 def number_value(name: str) -> str:
     """What a constant is in the function that makes the page."""
-    dtype = name.removesuffix("_BYTES")
-    return f"ITEM_BYTES[{dtype.lower()}]" if dtype != name else name.lower()
+    if name.startswith("ITEM_BYTES_OF_"):
+        return f"ITEM_BYTES[{name.removeprefix('ITEM_BYTES_OF_').lower()}]"
+    return name.removeprefix("ITS_").lower()
 
 
 def _constants(text: str) -> str:
     """`2 * slots * heads` as `2 * PAGE_SLOTS * HEADS`."""
-    text = re.sub(r"ITEM_BYTES\[(\w+)\]", r"\1_bytes", text)
-    return re.sub(r"[a-z]\w*", lambda name: "PAGE_SLOTS" if name[0] == "slots" else name[0].upper(), text)
+    text = re.sub(r"ITEM_BYTES\[(\w+)\]", r"item_bytes_of_\1", text)
+    return re.sub(r"[a-z]\w*", lambda name: _constant(name[0]), text)
+
+
+def _constant(name: str) -> str:
+    if name in ("slots", "page_bytes"):
+        return {"slots": "PAGE_SLOTS", "page_bytes": "PAGE_BYTES"}[name]
+    upper = name.upper()
+    return f"ITS_{upper}" if upper in CONSTANTS or upper.startswith("ITS_") else upper
 
 
 def in_constants(size: Size) -> str:
@@ -250,21 +261,25 @@ class _Kernel:
         parameters = [*self.parameters(), *(f"{name}: tl.constexpr" for name in constants)]
         locals = [local_name(name) for name in self.names]
         own = locals if self.is_given else ["dtypes"]
-        before = ["entry", "slots"] if self.is_given else ["entry", "slots", "kept"]
+        before = ["entry"] if self.is_given else ["entry", "slots", "kept"]
         annotated = {"entry": "_Entry", **({} if self.is_given else {"dtypes": "tuple[torch.dtype, ...]"})}
         arguments = [f"{name}: {annotated.get(name, 'torch.Tensor')}" for name in (*before, *own)]
-        returns = "None" if self.is_given else "tuple[torch.Tensor, ...]"
+        returns = "dict[str, torch.Tensor]" if self.is_given else "tuple[torch.Tensor, ...]"
         return KernelView(
             kernel=f"{base}_kernel",
             twin=base,
             signature=signature(f"{base}_kernel", parameters, ""),
             twin_signature=signature(base, arguments, f" -> {returns}"),
             doc=self.doc(),
+            twin_doc=f"The fields of `{self.target.page.format}` for values, [slots, values] each."
+            if self.is_given
+            else self.doc(),
             decorator=jit(name for name in UNSPECIALISED if name in self.parameters()),
             rows=tuple(f"{name} = memory_ptr + {key}" for key, name in self.rows.items()),
             blocks=tuple(blocks),
             twin_lines=tuple(twins),
-            result="" if self.is_given else flat(tuple_of([Raw(name) for name in locals]))[1:-1],
+            result=self.stored_fields() if self.is_given else flat(tuple_of([Raw(name) for name in locals]))[1:-1],
+            is_in_order=all(is_dense(element_walk(self.fields[name])) for name in self.touched()),
             space_page=space_page,
             is_store=self.is_given,
             is_load=self.verb in ("load", "get"),
@@ -378,8 +393,7 @@ class _Kernel:
         lines.append(self.lay(f"{name} = ", self.loaded(self.source(name, "[:, None]", "column"), mask)))
         place = chain("+", Raw(self.pointer(field, item, "[:, None]")), self.element(field, "column"))
         lines.append(self.stored(place, Raw(name), mask))
-        twin = self.lay_twin("", self.writes(field, name))
-        return BlockOfKernelView(comment=self.comment(field, ""), lines=tuple(lines)), [twin]
+        return BlockOfKernelView(comment=self.comment(field, ""), lines=tuple(lines)), []
 
     def store_cast(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
         name = local_name(field.name)
@@ -387,7 +401,7 @@ class _Kernel:
         lines.append(self.lay(f"{name} = ", self.loaded(self.source(name, "[:, None]", "column"), mask)))
         place = chain("+", Raw(self.pointer(field, "uint8", "[:, None]")), self.element(field, "column"))
         lines.append(self.stored(place, Raw(f"_e4m3_code(_bf16_value({name}), NATIVE)"), mask))
-        twin = self.lay_twin("", self.writes(field, f"_e4m3_codes({name}.view(torch.bfloat16).float())"))
+        twin = self.lay_twin(f"{name} = ", Raw(f"_e4m3_codes({name}.view(torch.bfloat16).float())"))
         return BlockOfKernelView(comment=self.comment(field, ", a saturating cast"), lines=tuple(lines)), [twin]
 
     def block_lines(self, field: FieldLayout, blocks: Blocks, kept: str) -> tuple[list[str], str, str, str]:
@@ -424,24 +438,20 @@ class _Kernel:
         self.powers |= is_power
         dtype = "uint8" if is_power else "float32"
         place = chain("+", Raw(self.pointer(scale, dtype, "[:, None]")), self.element(scale, block))
-        lines.append(
-            self.stored(
-                place, Raw(f"_e8m0_code({local_name(scale.name)})" if is_power else local_name(scale.name)), scale_mask
-            )
-        )
+        scale_name = local_name(scale.name)
+        lines.append(self.stored(place, Raw(f"_e8m0_code({scale_name})" if is_power else scale_name), scale_mask))
         shape = f"({in_constants(blocks.count)}, {in_constants(blocks.values)})"
-        twin = [
-            self.lay_twin(
-                "codes, scales = ", call(quantiser, Raw(f"{name}.view(torch.bfloat16).float().unflatten(1, {shape})"))
-            ),
-            self.lay_twin("", self.writes(field, "codes")),
-            self.lay_twin("", self.writes(scale, "_e8m0_codes(scales)" if is_power else "scales")),
-        ]
+        values = Raw(f"{name}.view(torch.bfloat16).float().unflatten(1, {shape})")
+        twin = [self.lay_twin(f"{name}, {scale_name} = ", call(quantiser, values))]
+        if is_power:
+            twin.append(f"{scale_name} = _e8m0_codes({scale_name})")
         what = f", with {scale.name} for each {flat(self.target.size(blocks.values))}"
         return BlockOfKernelView(comment=self.comment(field, what), lines=tuple(lines)), twin
 
-    def writes(self, field: FieldLayout, values: str) -> Group:
-        return call("_write", *(Raw(text) for text in ("entry", quoted(field.name), "slots", values)))
+    def stored_fields(self) -> str:
+        """What a slot holds of each field, by name."""
+        rows = tuple(Raw(f"{quoted(name)}: {local_name(name)}") for name in self.touched())
+        return statement("", Group("{", rows, "}"), IN_FUNCTION + len("return "))
 
     def get(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
         name, item = local_name(field.name), self.item(field)

@@ -76,12 +76,23 @@ def _names_of_pages(layout: Layout) -> dict[int, str]:
     return found
 
 
-def page_key(targets: list[Target]) -> tuple[str, list[str]]:
-    """What tells the pages of an operation apart, as code over a page, and what it is for each."""
-    formats = [quoted(target.page.format) for target in targets]
+def by_page(targets: list[Target], values: list[str]) -> tuple[list[str], str]:
+    """Entries of a dict that has a value for each page, and what to look it up by: code over an entry.
+
+    Slots tell pages of one format apart; 0 stands for those of load time that no other page has.
+    """
+    formats = [target.page.format for target in targets]
     if len(set(formats)) == len(formats):
-        return "entry.page.format", formats
-    return "entry.page.format, entry.page.slots", [f"({quoted(t.page.format)}, {t.page.slots})" for t in targets]
+        rows = [f"{quoted(own)}: {value}" for own, value in zip(formats, values, strict=True)]
+        return rows, "entry.page.format"
+    known = sorted({target.page.slots.known for target in targets if target.page.slots.known is not None})
+    found = {(own.page.format, own.page.slots.known or 0): value for own, value in zip(targets, values, strict=True)}
+    for (format, slots), value in list(found.items()):
+        if slots == 0:
+            found |= {(format, other): value for other in known if (format, other) not in found}
+    rows = [f"({quoted(format)}, {slots}): {value}" for (format, slots), value in found.items()]
+    listed = flat(tuple_of([Raw(str(slots)) for slots in known]))
+    return rows, f"entry.page.format, entry.page.slots if entry.page.slots in {listed} else 0"
 
 
 class _Pool:
@@ -101,7 +112,8 @@ class _Pool:
 
         stores, loads, gathers = of(*STORES), of(*LOADS), of("gather")
         has_rows = shown_rows(self.layout)
-        has_copies = bool(kernels)
+        has_reads = bool(loads or gathers)
+        is_in_order = all(view.is_in_order for view in stores)
         shows_fields = any(item.is_fields for item in operations)
         return PoolView(
             operations=operations,
@@ -119,6 +131,8 @@ class _Pool:
             integers=flat(Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in INTEGERS.items()), "}")),
             units=statement("_UNITS = ", Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in _UNITS), "}"), 0),
             constants=self.constants(any(view.has_codes for view in stores)),
+            kept_parameter=", nonzero: torch.Tensor | None = None" if self.has_zeros() else "",
+            kept_note=", others 0 where not `nonzero`" if self.has_zeros() else "",
             has_e4m3_codes=any(view.has_codes for view in stores),
             has_e4m3_values=any(view.has_values for view in loads),
             has_e8m0_codes=any(view.has_powers for view in stores),
@@ -129,8 +143,10 @@ class _Pool:
             has_values=bool(stores),
             has_infos=any(item.is_describe for item in operations),
             has_rows=has_rows,
-            has_field_views=has_copies or shows_fields or self.has_init,
-            has_field_copies=has_copies,
+            has_field_views=has_reads or not is_in_order or shows_fields or self.has_init,
+            has_index=has_reads or not is_in_order,
+            has_reads=has_reads,
+            is_in_order=is_in_order,
             has_torch_dtypes=has_rows or shows_fields or self.has_init,
         )
 
@@ -169,6 +185,10 @@ class _Pool:
             "pages_lines": slots_or_pages("pages"),
             "blank_argument": "self._blank, " if self.has_init else "",
         }
+
+    def has_zeros(self) -> bool:
+        """Whether some scale can be 0, which makes codes 0."""
+        return any(not rule.has_floor for rule in self.maker.quantisers.values())
 
     def constants(self, has_codes: bool) -> str:
         """The constants that kernels may have."""
@@ -314,7 +334,7 @@ class _Pool:
         for target in _targets(self.layout, item):
             field = next(field for field in target.page.fields if field.name == name)
             is_quantised = item.verb == "store" and field.quant is not None
-            found[target.name] = "bfloat16" if is_quantised else TORCH_DTYPES[field.dtype]
+            found[target.page.format] = "bfloat16" if is_quantised else TORCH_DTYPES[field.dtype]
         return found
 
     def values(self, item: OperationLayout, buffers: list[BufferLayout]) -> Iterator[str]:
@@ -330,9 +350,8 @@ class _Pool:
         dtypes = self.dtypes(item, name)
         if len(set(dtypes.values())) == 1:
             return Raw(f"torch.{next(iter(dtypes.values()))}")
-        chosen_by, keys = page_key(list(_targets(self.layout, item)))
-        rows = tuple(Raw(f"{key}: torch.{own}") for key, own in zip(keys, dtypes.values(), strict=True))
-        return Raw(f"{flat(Group('{', rows, '}'))}[{chosen_by}]")
+        rows = tuple(Raw(f"{quoted(format)}: torch.{own}") for format, own in dtypes.items())
+        return Raw(f"{flat(Group('{', rows, '}'))}[entry.page.format]")
 
     def number(self, size: Size) -> Raw:
         if size.known is not None:
@@ -361,10 +380,9 @@ class _Pool:
         if len(kernels) == 1:
             chosen = [*given, *outputs]
         else:
-            chosen_by, keys = page_key([target for target, _, _ in kernels])
-            rows = [tuple_of([*names, *([] if alike else others)]) for _, names, others in kernels]
-            pairs = tuple(Raw(f"{key}: {flat(row)}") for key, row in zip(keys, rows, strict=True))
-            yield statement("own = ", Group("{", pairs, f"}}[{chosen_by}]", broken=True), IN_METHOD)
+            values = [flat(tuple_of([*names, *([] if alike else others)])) for _, names, others in kernels]
+            rows, chosen_by = by_page([target for target, _, _ in kernels], values)
+            yield statement("own = ", Group("{", tuple(map(Raw, rows)), f"}}[{chosen_by}]", broken=True), IN_METHOD)
             chosen = [Raw("*own"), *(outputs if alike else [])]
         run = call(f"self.{own}", *chosen, *map(Raw, arguments))
         if item.verb in STORES:

@@ -113,11 +113,13 @@ class KernelView:
     signature: str
     twin_signature: str
     doc: str
+    twin_doc: str
     decorator: str
     rows: tuple[str, ...]
     blocks: tuple[BlockOfKernelView, ...]
     twin_lines: tuple[str, ...]
     result: str
+    is_in_order: bool  # whether the values of each field lie in order, side by side
     space_page: str
     is_store: bool
     is_load: bool
@@ -176,6 +178,8 @@ class PoolView:
     torch_dtypes: str
     integers: str
     constants: str
+    kept_parameter: str
+    kept_note: str
     units: str
     has_e4m3_codes: bool
     has_e4m3_values: bool
@@ -188,7 +192,9 @@ class PoolView:
     has_infos: bool
     has_rows: bool
     has_field_views: bool
-    has_field_copies: bool
+    has_index: bool
+    has_reads: bool
+    is_in_order: bool
     has_torch_dtypes: bool
 
 

@@ -85,8 +85,9 @@ def element_walk(field: FieldLayout) -> Walk | None:
     return merged(tuple(steps))
 
 
-def _divided(size: Size, number: int) -> Size | None:
-    return size.divided_by(number) if size.divisible_by(number) else None
+def _divided(size: Size, number: int) -> Size:
+    """The size as so many elements; that they come out whole is a condition of the page where it is not certain."""
+    return size.divided_by(number) if size.divisible_by(number) else Size.of(f"({size}) // {number}")
 
 
 def _without(size: Size, factor: Size) -> Size | None:

@@ -820,7 +820,7 @@ class CasesPool:
                 self._buffers[buffer.name, layer] = memory
                 self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory))
         self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
-        self._records, self._record_fields, self._spans = self._geometry()
+        self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
         if self._triton:
             pointers = [_address(entry.memory) for entry in self._entries]
@@ -840,10 +840,10 @@ class CasesPool:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to 256 bytes")
         return memory.zero_().view(num_pages, page_bytes)
 
-    def _geometry(self) -> tuple[tuple[_Record, ...], tuple[tuple[str, ...], ...], tuple[_Span, ...]]:
-        """Records, their fields, and pages of the pointer table; neighbours that are alike are told as one."""
+    def _geometry(self) -> tuple[tuple[_Record, ...], tuple[Record, ...], tuple[_Span, ...]]:
+        """Records, whose they are, and pages: what kernels know of the entries, neighbours that are alike as one."""
         records: list[_Record] = []
-        fields, spans = [], []
+        own_records, spans = [], []
         first = 0
         alike = groupby(self._entries, key=lambda entry: (entry.name, entry.page))
         for entries in [list(group) for _, group in alike]:
@@ -851,7 +851,7 @@ class CasesPool:
             space = self._spaces.index(entry.space)
             page_bytes = entry.memory.shape[1]
             for record in entry.page.records:
-                fields.append(record.fields)
+                own_records.append(record)
                 records.append(
                     _Record(
                         first=first,
@@ -870,7 +870,7 @@ class CasesPool:
             nbytes = page_bytes * (entry.space.page_size // entry.page.slots)
             spans.append(_Span(first, len(entries), space, nbytes))
             first += len(entries)
-        return tuple(records), tuple(fields), tuple(spans)
+        return tuple(records), tuple(own_records), tuple(spans)
 
     def num_bytes(self) -> int:
         """Bytes of the cache buffers: `bytes_for(layout, tokens, requests)`."""
@@ -1103,12 +1103,12 @@ class CasesPool:
         """Where the records of so many slots of each space lie in a staging tensor."""
         parts = []
         offset = 0
-        for record, fields in zip(self._records, self._record_fields, strict=True):
+        for record, own_record in zip(self._records, self._page_records, strict=True):
             entries = self._entries[record.first : record.first + record.layers]
             part = StagingPart(
                 buffer=entries[0].name,
                 layers=tuple(entry.layer for entry in entries),
-                fields=fields,
+                fields=own_record.fields,
                 offset=offset,
                 record_bytes=record.nbytes,
                 slots=counts[self._spaces[record.space].name],
@@ -1129,12 +1129,11 @@ class CasesPool:
         if self._triton:
             self._launch_all(_pack_kernel, staging, slots)
             return staging
-        for record, memories, staged, own, kept, flags in self._staged_records(staging, slots):
+        for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             inside = torch.where(kept, own, 0)
-            for memory, rows in zip(memories, staged, strict=True):
-                view = _record_view(memory, record)
-                copied = view[_record_index(record, inside)]
-                rows.view(view.dtype).copy_(copied.flatten(1).masked_fill_(~kept[:, None], 0))
+            for entry, rows in zip(entries, staged, strict=True):
+                _copy_out(entry, record, inside, rows)
+                rows.masked_fill_(~kept[:, None], 0)
             flags.copy_(kept)
         return staging
 
@@ -1143,12 +1142,10 @@ class CasesPool:
         if self._triton:
             self._launch_all(_unpack_kernel, staging, slots)
             return
-        for record, memories, staged, own, kept, flags in self._staged_records(staging, slots):
+        for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             kept = kept & (flags != 0)
-            inside = own[kept]
-            for memory, rows in zip(memories, staged, strict=True):
-                view, index = _record_view(memory, record), _record_index(record, inside)
-                view[index] = rows.view(view.dtype)[kept].view(len(inside), *view.shape[len(index) :])
+            for entry, rows in zip(entries, staged, strict=True):
+                _copy_in(entry, record, *_filtered(kept, own, rows))
 
     def _launch_all(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
         """Launch a kernel over all entries and slots."""
@@ -1162,18 +1159,18 @@ class CasesPool:
                 kernel[grid](staging, self._table, *arguments, RECORDS=self._records, TOKENS=self._tokens)
 
     def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
-        """For each record its tensors, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
+        """For each record its entries, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
         counts = _counts(slots)
         parts = self._staged(counts)
         behind = self._staging_bytes(counts) - sum(counts.values())
         flags = dict(zip(slots, staging[behind:].split(list(counts.values())), strict=True))
-        for record, part in zip(self._records, parts, strict=True):
+        for own_record, record, part in zip(self._page_records, self._records, parts, strict=True):
             space = self._spaces[record.space]
             own = slots[space.name].long()
             kept = (own >= 0) & (own < self._num_slots(space))
             staged = staging[part.offset : part.offset + part.nbytes].view(record.layers, part.slots, record.nbytes)
-            memories = [entry.memory for entry in self._entries[record.first : record.first + record.layers]]
-            yield record, memories, staged, own, kept, flags[space.name]
+            entries = self._entries[record.first : record.first + record.layers]
+            yield own_record, entries, staged, own, kept, flags[space.name]
 
     def _launching(self) -> AbstractContextManager:
         """Launches go to the device of the pool, whichever is current."""
@@ -1212,28 +1209,62 @@ def _kind(value: object) -> str:
     return f"{dtype} {list(value.shape)} on {value.device}"
 
 
-def _record_view(memory: torch.Tensor, record: _Record) -> torch.Tensor:
-    """A record of every slot of a layer in the widest units it allows, a view: [pages, slots of a page, units]."""
+def _record_view(entry: _Entry, record: Record) -> torch.Tensor:
+    """A record of every slot in the widest units it allows, a view: [pages, slots of a page, units]."""
+    page_bytes = entry.memory.shape[1]
     slot_extents, slot_strides = _axes(record.slot_walk)
     byte_extents, byte_strides = _axes(record.byte_walk)
     together = byte_extents[-1] if byte_strides[-1] == 1 else 1  # bytes that lie side by side
-    unit = math.gcd(16, record.page_bytes, record.offset, together, *slot_strides, *byte_strides[:-1])
+    unit = math.gcd(16, page_bytes, record.offset, together, *slot_strides, *byte_strides[:-1])
     byte_extents[-1], byte_strides[-1] = byte_extents[-1] // unit, byte_strides[-1] * unit
-    units = memory.view(_UNITS[unit])
-    shape = [len(memory), *slot_extents, *byte_extents]
-    stride = [step // unit for step in (record.page_bytes, *slot_strides, *byte_strides)]
+    units = entry.memory.view(_UNITS[unit])
+    shape = [len(units), *slot_extents, *byte_extents]
+    stride = [step // unit for step in (page_bytes, *slot_strides, *byte_strides)]
     return units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
-
-
-def _record_index(record: _Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What picks the slots out of `_record_view`."""
-    pages, place = slots // record.page_slots, slots % record.page_slots
-    return (pages, *(place // low % extent for low, extent, _ in reversed(record.slot_walk)))
 
 
 def _axes(walk: tuple) -> tuple[list[int], list[int]]:
     """Extents and strides of a walk, the outermost first."""
     return [extent for _, extent, _ in reversed(walk)], [stride for _, _, stride in reversed(walk)]
+
+
+def _record_index(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What picks the slots out of `_record_view`."""
+    pages, place = slots // entry.page.slots, slots % entry.page.slots
+    return (pages, *(place // low % extent for low, extent, _ in reversed(record.slot_walk)))
+
+
+def _even(view: torch.Tensor) -> torch.Tensor | None:
+    """A view of records as [slots, units], where all slots are one stride apart."""
+    if view.ndim == 3 and view.stride(0) == view.shape[1] * view.stride(1):
+        return view.flatten(0, 1)
+    return None
+
+
+def _copy_out(entry: _Entry, record: Record, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Read the records of slots that are all inside into uint8 [slots, bytes]."""
+    view = _record_view(entry, record)
+    even, units = _even(view), rows.view(view.dtype)
+    if even is not None:
+        torch.index_select(even, 0, slots, out=units)
+    else:
+        units.copy_(view[_record_index(entry, record, slots)].flatten(1))
+
+
+def _copy_in(entry: _Entry, record: Record, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write uint8 [slots, bytes] into the records of slots that are all inside."""
+    view = _record_view(entry, record)
+    even, units = _even(view), rows.view(view.dtype)
+    if even is not None:
+        even.index_copy_(0, slots, units)
+    else:
+        index = _record_index(entry, record, slots)
+        view[index] = units.view(len(slots), *view.shape[len(index) :])
+
+
+def _filtered(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The rows of each tensor that are kept."""
+    return tensors if kept.all() else tuple(tensor[kept] for tensor in tensors)
 
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}

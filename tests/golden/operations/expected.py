@@ -799,7 +799,7 @@ def _gather_latent_kernel(
     for first in range(0, request, 128):
         earlier = first + tl.arange(0, 128).to(tl.int64)
         lengths = tl.load(lengths_ptr + earlier * lengths_stride, mask=earlier < request, other=0).to(tl.int64)
-        start += tl.sum(tl.maximum(lengths, 0))
+        start += tl.sum(tl.minimum(tl.maximum(lengths, 0), count))  # what lies behind `count` is left out
     token = start + position
     inside = (position < length) & (position < max_length) & (token < count)
     table_column = position // 2
@@ -963,9 +963,10 @@ def _clear_kernel(
                     tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
 
 
-def _e4m3_codes(values: torch.Tensor) -> torch.Tensor:
-    """e4m3 codes (uint8) of fp32: to nearest even, saturating at 448; NaN is 0x7F whatever its sign."""
+def _e4m3_codes(values: torch.Tensor, nonzero: torch.Tensor | None = None) -> torch.Tensor:
+    """e4m3 codes (uint8) of fp32: to nearest even, saturating at 448; NaN is 0x7F, others 0 where not `nonzero`."""
     codes = values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    codes = codes if nonzero is None else codes.mul_(nonzero)
     return codes.masked_fill_(values.isnan(), 0x7F)
 
 
@@ -984,12 +985,12 @@ def _rounded_values(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _quantise_value(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """e4m3 codes and the scale of each block. `blocks` are fp32 [tokens, blocks, values]."""
-    largest = torch.where(blocks.isnan(), 0, blocks.abs()).amax(2, keepdim=True)
+    largest = blocks.abs().nan_to_num_(nan=0.0, posinf=float("inf")).amax(2, keepdim=True)
     scales = (largest / torch.full_like(largest, 448.0)).clamp(min=2.0**-126)
     scales = torch.where(largest > 0, scales, 0)
-    codes = _e4m3_codes(blocks * (torch.ones_like(scales) / scales))
-    codes.masked_fill_((scales == 0) & ~blocks.isnan(), 0)
-    return codes, scales.squeeze(2)
+    divisors = torch.where(scales > 0, scales, 1)
+    codes = _e4m3_codes(blocks * (torch.ones_like(scales) / divisors), scales > 0)
+    return codes.flatten(1), scales.flatten(1)
 
 
 @dataclass(frozen=True)
@@ -1118,7 +1119,7 @@ class OperationsPool:
                 self._buffers[buffer.name, layer] = memory
                 self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory))
         self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
-        self._records, self._record_fields, self._spans = self._geometry()
+        self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
         if self._triton:
             pointers = [_address(entry.memory) for entry in self._entries]
@@ -1138,10 +1139,10 @@ class OperationsPool:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to 256 bytes")
         return memory.zero_().view(num_pages, page_bytes)
 
-    def _geometry(self) -> tuple[tuple[_Record, ...], tuple[tuple[str, ...], ...], tuple[_Span, ...]]:
-        """Records, their fields, and pages of the pointer table; neighbours that are alike are told as one."""
+    def _geometry(self) -> tuple[tuple[_Record, ...], tuple[Record, ...], tuple[_Span, ...]]:
+        """Records, whose they are, and pages: what kernels know of the entries, neighbours that are alike as one."""
         records: list[_Record] = []
-        fields, spans = [], []
+        own_records, spans = [], []
         first = 0
         alike = groupby(self._entries, key=lambda entry: (entry.name, entry.page))
         for entries in [list(group) for _, group in alike]:
@@ -1149,7 +1150,7 @@ class OperationsPool:
             space = self._spaces.index(entry.space)
             page_bytes = entry.memory.shape[1]
             for record in entry.page.records:
-                fields.append(record.fields)
+                own_records.append(record)
                 records.append(
                     _Record(
                         first=first,
@@ -1167,7 +1168,7 @@ class OperationsPool:
             nbytes = page_bytes * (entry.space.page_size // entry.page.slots)
             spans.append(_Span(first, len(entries), space, nbytes))
             first += len(entries)
-        return tuple(records), tuple(fields), tuple(spans)
+        return tuple(records), tuple(own_records), tuple(spans)
 
     def num_bytes(self) -> int:
         """Bytes of the cache buffers: `bytes_for(layout, tokens, requests)`."""
@@ -1406,7 +1407,11 @@ class OperationsPool:
         if not self._triton:
             slots = slots.long()
             kept = (slots >= first_slot) & (slots < num_slots)
-            twin(entry, *_filtered(kept, slots, *values))
+            slots, *values = _filtered(kept, slots, *values)
+            fields = twin(entry, *values)
+            for record in entry.page.records:
+                rows = torch.cat([fields[name].view(torch.uint8) for name in record.fields], 1)
+                _copy_in(entry, record, slots, rows)
         elif len(slots):
             strided = (argument for rows in values for argument in (rows, rows.stride(0)))
             bounds = (len(slots), first_slot, num_slots)
@@ -1649,7 +1654,7 @@ class OperationsPool:
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         rows = tensor.reshape(shape[0], math.prod(shape[1:]))
-        rows = rows if rows.stride(1) == 1 else rows.contiguous()
+        rows = rows if rows.stride(1) == 1 else rows.clone(memory_format=torch.contiguous_format)
         return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
 
     def _bound(self, name: str, given: object, computed: Callable[[], Any]) -> int:
@@ -1693,12 +1698,12 @@ class OperationsPool:
         """Where the records of so many slots of each space lie in a staging tensor."""
         parts = []
         offset = 0
-        for record, fields in zip(self._records, self._record_fields, strict=True):
+        for record, own_record in zip(self._records, self._page_records, strict=True):
             entries = self._entries[record.first : record.first + record.layers]
             part = StagingPart(
                 buffer=entries[0].name,
                 layers=tuple(entry.layer for entry in entries),
-                fields=fields,
+                fields=own_record.fields,
                 offset=offset,
                 record_bytes=record.nbytes,
                 slots=counts[self._spaces[record.space].name],
@@ -1719,12 +1724,11 @@ class OperationsPool:
         if self._triton:
             self._launch_all(_pack_kernel, staging, slots)
             return staging
-        for record, memories, staged, own, kept, flags in self._staged_records(staging, slots):
+        for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             inside = torch.where(kept, own, 0)
-            for memory, rows in zip(memories, staged, strict=True):
-                view = _record_view(memory, record)
-                copied = view[_record_index(record, inside)]
-                rows.view(view.dtype).copy_(copied.flatten(1).masked_fill_(~kept[:, None], 0))
+            for entry, rows in zip(entries, staged, strict=True):
+                _copy_out(entry, record, inside, rows)
+                rows.masked_fill_(~kept[:, None], 0)
             flags.copy_(kept)
         return staging
 
@@ -1733,12 +1737,10 @@ class OperationsPool:
         if self._triton:
             self._launch_all(_unpack_kernel, staging, slots)
             return
-        for record, memories, staged, own, kept, flags in self._staged_records(staging, slots):
+        for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             kept = kept & (flags != 0)
-            inside = own[kept]
-            for memory, rows in zip(memories, staged, strict=True):
-                view, index = _record_view(memory, record), _record_index(record, inside)
-                view[index] = rows.view(view.dtype)[kept].view(len(inside), *view.shape[len(index) :])
+            for entry, rows in zip(entries, staged, strict=True):
+                _copy_in(entry, record, *_filtered(kept, own, rows))
 
     def _launch_all(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
         """Launch a kernel over all entries and slots."""
@@ -1752,18 +1754,18 @@ class OperationsPool:
                 kernel[grid](staging, self._table, *arguments, RECORDS=self._records, TOKENS=self._tokens)
 
     def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
-        """For each record its tensors, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
+        """For each record its entries, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
         counts = _counts(slots)
         parts = self._staged(counts)
         behind = self._staging_bytes(counts) - sum(counts.values())
         flags = dict(zip(slots, staging[behind:].split(list(counts.values())), strict=True))
-        for record, part in zip(self._records, parts, strict=True):
+        for own_record, record, part in zip(self._page_records, self._records, parts, strict=True):
             space = self._spaces[record.space]
             own = slots[space.name].long()
             kept = (own >= 0) & (own < self._num_slots(space))
             staged = staging[part.offset : part.offset + part.nbytes].view(record.layers, part.slots, record.nbytes)
-            memories = [entry.memory for entry in self._entries[record.first : record.first + record.layers]]
-            yield record, memories, staged, own, kept, flags[space.name]
+            entries = self._entries[record.first : record.first + record.layers]
+            yield own_record, entries, staged, own, kept, flags[space.name]
 
     def _launching(self) -> AbstractContextManager:
         """Launches go to the device of the pool, whichever is current."""
@@ -1811,18 +1813,47 @@ def _kind(value: object) -> str:
     return f"{dtype} {list(value.shape)} on {value.device}"
 
 
-def _record_view(memory: torch.Tensor, record: _Record) -> torch.Tensor:
-    """A record of every slot of a layer in the widest units it allows, a view: [pages, slots of a page, units]."""
-    unit = math.gcd(16, record.page_bytes, record.offset, record.slot_stride, record.nbytes)
-    units = memory.view(_UNITS[unit])
-    shape = (len(memory), record.page_slots, record.nbytes // unit)
-    stride = (record.page_bytes // unit, record.slot_stride // unit, 1)
+def _record_view(entry: _Entry, record: Record) -> torch.Tensor:
+    """A record of every slot in the widest units it allows, a view: [pages, slots of a page, units]."""
+    page_bytes = entry.memory.shape[1]
+    unit = math.gcd(16, page_bytes, record.offset, record.slot_stride, record.nbytes)
+    units = entry.memory.view(_UNITS[unit])
+    shape = (len(units), entry.page.slots, record.nbytes // unit)
+    stride = (page_bytes // unit, record.slot_stride // unit, 1)
     return units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
 
 
-def _record_index(record: _Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _record_index(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What picks the slots out of `_record_view`."""
-    return slots // record.page_slots, slots % record.page_slots
+    return slots // entry.page.slots, slots % entry.page.slots
+
+
+def _even(view: torch.Tensor) -> torch.Tensor | None:
+    """A view of records as [slots, units], where all slots are one stride apart."""
+    if view.ndim == 3 and view.stride(0) == view.shape[1] * view.stride(1):
+        return view.flatten(0, 1)
+    return None
+
+
+def _copy_out(entry: _Entry, record: Record, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Read the records of slots that are all inside into uint8 [slots, bytes]."""
+    view = _record_view(entry, record)
+    even, units = _even(view), rows.view(view.dtype)
+    if even is not None:
+        torch.index_select(even, 0, slots, out=units)
+    else:
+        units.copy_(view[_record_index(entry, record, slots)].flatten(1))
+
+
+def _copy_in(entry: _Entry, record: Record, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Write uint8 [slots, bytes] into the records of slots that are all inside."""
+    view = _record_view(entry, record)
+    even, units = _even(view), rows.view(view.dtype)
+    if even is not None:
+        even.index_copy_(0, slots, units)
+    else:
+        index = _record_index(entry, record, slots)
+        view[index] = units.view(len(slots), *view.shape[len(index) :])
 
 
 def _field_view(memory: torch.Tensor, field: Field, dtype: torch.dtype) -> torch.Tensor:
@@ -1839,13 +1870,6 @@ def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor,
     return slots // page.slots, slots % page.slots
 
 
-def _write(entry: _Entry, name: str, slots: torch.Tensor, values: torch.Tensor) -> None:
-    """Write a field of slots that are all inside; values [slots, values of a slot]."""
-    field = entry.page.field(name)
-    index, view = _index(entry.page, field, slots), _field_view(entry.memory, field, values.dtype)
-    view[index] = values.reshape(len(slots), *view.shape[len(index) :])
-
-
 def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
     field = entry.page.field(name)
@@ -1853,21 +1877,17 @@ def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dty
     return values.reshape(len(slots), field.count).masked_fill_(~kept[:, None], 0)
 
 
-def _store_latent(entry: _Entry, slots: torch.Tensor, its_value: torch.Tensor, rope: torch.Tensor) -> None:
-    """Quantise values and write them into slots of `latent`."""
-    codes, scales = _quantise_value(its_value.view(torch.bfloat16).float().unflatten(1, (2, 4)))
-    _write(entry, "value", slots, codes)
-    _write(entry, "scale", slots, scales)
-    _write(entry, "rope", slots, rope)
+def _store_latent(entry: _Entry, its_value: torch.Tensor, rope: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The fields of `latent` for values, [slots, values] each."""
+    its_value, scale = _quantise_value(its_value.view(torch.bfloat16).float().unflatten(1, (2, 4)))
+    return {"value": its_value, "scale": scale, "rope": rope}
 
 
 def _put_latent(
-    entry: _Entry, slots: torch.Tensor, its_value: torch.Tensor, scale: torch.Tensor, rope: torch.Tensor
-) -> None:
-    """Write stored fields into slots of `latent`."""
-    _write(entry, "value", slots, its_value)
-    _write(entry, "scale", slots, scale)
-    _write(entry, "rope", slots, rope)
+    entry: _Entry, its_value: torch.Tensor, scale: torch.Tensor, rope: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The fields of `latent` for values, [slots, values] each."""
+    return {"value": its_value, "scale": scale, "rope": rope}
 
 
 def _load_latent(
@@ -1912,8 +1932,8 @@ def _sequences(
     lengths: torch.Tensor, table: torch.Tensor, num_pages: int, page_size: int, total: int, longest: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of the tokens of sequences, one behind the other, those that a gather copies: their rows, and their slots."""
-    lengths = lengths.clamp(min=0)
-    gathered = lengths.clamp(max=min(longest, total))
+    lengths = lengths.clamp(0, total)  # what lies behind `total` is left out
+    gathered = lengths.clamp(max=longest)
     request = torch.repeat_interleave(gathered)
     position = torch.arange(len(request), device=lengths.device) - (gathered.cumsum(0) - gathered)[request]
     row = (lengths.cumsum(0) - lengths)[request] + position

@@ -1,0 +1,1756 @@
+"""The operations of pools of every kind of layout, on both backends and against a model that knows addresses alone.
+
+`Pools` makes the same pool on torch and on Triton, interpreted under the sanitizer, fills both with the same random
+bytes, and holds every byte of both against `support.addresses.Model` after each operation, gaps included.
+"""
+
+import pickle
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.addresses import Derived, Memory, Model, extents, halves, tensor_of
+from support.models import LANGUAGE, ROOT, run_whole
+from support.reference import (
+    bf16_values,
+    bits,
+    e4m3_codes,
+    e4m3_values,
+    hostile_slots,
+    interpreted,
+    one_thread,
+    rounded_bits,
+    wild_bf16,
+)
+from support.sanitizer import Sanitizer
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with NaN in numpy
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def random() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+# -- layouts
+
+
+@cache
+def compiled(spec: str) -> ModuleType:
+    """The module of a spec: its text, or the name of a file of `tests/language` or a folder of `tests/golden`."""
+    if "\n" in spec:
+        name = re.search(r"^layout: (\w+)$", spec, re.MULTILINE).group(1)
+        return run_whole(name, lambda file: spec.encode())
+    folder = ROOT / "tests" / "golden" / spec
+    if folder.exists():
+        return run_whole(f"golden_{spec}", lambda file: (folder / "spec.yaml").read_bytes())
+    return run_whole(spec, lambda file: (LANGUAGE / file).read_bytes())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pool, and what of its spaces and fields is not to be seen in `Page.fields`."""
+
+    spec: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int = 0
+    requests: int = 0
+    derived: Mapping[str, Derived] = field(default_factory=dict)
+    init: Mapping[str, Any] = field(default_factory=dict)
+    shared: Mapping[str, str] = field(default_factory=dict)  # spaces with slots that share rows, and in which they do
+    count: int = 24  # slots of an operation
+
+    def layout(self, **changes: Any) -> Any:
+        return compiled(self.spec).Layout.from_config(dict(self.config), **{**self.choices, **changes})
+
+    def pool(self, backend: str = "torch", **changes: Any) -> Any:
+        layout = self.layout(**changes)
+        requests = {"requests": self.requests} if self.requests else {}
+        return compiled(self.spec).Pool(layout, self.tokens, backend=backend, **requests)
+
+
+class Pools:
+    """The same pool on both backends, and the model that both have to agree with."""
+
+    def __init__(self, case: Case, sanitizer: Sanitizer, random: np.random.Generator, *, native: bool = False) -> None:
+        self.case, self.random = case, random
+        self.pools = {backend: case.pool(backend) for backend in ("torch", "triton")}
+        self.torch, self.triton = self.pools.values()
+        self.triton._native = native
+        entries = self.triton._entries
+        names = [f"{entry.name} {entry.layer}" for entry in entries]
+        self.triton._table = sanitizer.table([entry.memory for entry in entries], names, torch.int64)
+        self.model = Model(self.torch, case.derived, case.init)
+        self.check()  # what a new pool is
+        self.fill()
+
+    def fill(self) -> None:
+        self.model.fill(self.random)
+        for pool in self.pools.values():
+            for key, memory in self.model.memories.items():
+                tensor_of(pool, key).view(-1).copy_(torch.from_numpy(memory.bytes))
+
+    def check(self) -> None:
+        for backend, pool in self.pools.items():
+            for key, memory in self.model.memories.items():
+                found, expected = tensor_of(pool, key).view(-1).numpy(), memory.bytes
+                if not np.array_equal(found, expected):
+                    wrong = np.flatnonzero(found != expected)
+                    page, byte = divmod(int(wrong[0]), memory.page_bytes)
+                    raise AssertionError(
+                        f"{backend}: {wrong.size} bytes of {key} are wrong, the first is byte {byte} of page {page}: "
+                        f"{found[wrong[0]]:#x} instead of {expected[wrong[0]]:#x}"
+                    )
+
+    def both(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        """What an operation returns, which is the same on both backends."""
+        one, other = (getattr(pool, operation)(*arguments, **options) for pool in self.pools.values())
+        assert_same(one, other)
+        return one
+
+    # -- slots of the whole pool
+
+    def slots(self, dtype: torch.dtype = torch.int64) -> dict[str, list[int]]:
+        """Distinct slots of every space that callers name, mixed with such as there are not, as far as a type goes."""
+        found = {}
+        for root, num_slots in self.model.num_slots().items():
+            bad = hostile_slots(num_slots, dtype)
+            slots = self.random.permutation(num_slots)[
+                : self.case.count + 10 - len(bad)
+            ].tolist()  # as many of each type
+            found[root] = [int(slot) for slot in self.random.permutation(np.array([*slots, *bad], object))]
+        return found
+
+    def given(self, slots: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.int64) -> Any:
+        """Slots as a pool takes them: one tensor where there is one space."""
+        tensors = {root: strided(own, dtype) for root, own in slots.items()}
+        return tensors if len(self.model.num_slots()) > 1 else next(iter(tensors.values()))
+
+
+def strided(values: Sequence[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """A tensor of the values, every third of a longer one."""
+    room = torch.full((len(values), 3), 1, dtype=dtype)
+    room[:, 1] = torch.tensor(values, dtype=dtype)
+    return room[:, 1]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """That two results are equal to the bit, tensors in mappings and tuples included."""
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(raw(one), raw(other))
+    elif isinstance(one, Mapping):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, tuple):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+    else:
+        assert one == other
+
+
+def raw(tensor: torch.Tensor) -> np.ndarray:
+    """The bytes of a tensor [n, ...] as [n, bytes]."""
+    whole = tensor.contiguous()
+    return whole.view(torch.uint8).reshape(len(whole), -1).numpy() if whole.numel() else np.zeros((len(whole), 0))
+
+
+# -- operations of the whole pool
+
+
+def spec(
+    name: str, formats: str, buffers: str = "kv: {format: row, space: token, layers: all}", **sections: str
+) -> str:
+    """A layout of two layers and pages of 8 slots, where the sections do not say otherwise."""
+    own = {"layers": "body: 2", "spaces": "token: {slots: tokens, page: 8}", "formats": formats, "buffers": buffers}
+    lines = ["kvgen: 1", f"layout: {name}", "doc: A layout of the tests."]
+    for section, text in {**own, **sections}.items():
+        lines += [f"{section}:", *(f"  {line}" for line in text.strip("\n").split("\n"))]
+    return "\n".join([*lines, ""])
+
+
+GAPS = spec(
+    "gaps",
+    """
+row:
+  fields: {nope: "e4m3[7]", rope: "bf16[2]", scale: "e8m0[3]", one: "i64[1]"}
+  page:
+    - [nope, {pad: 1}, rope]
+    - [scale, {align: 4}]
+    - {pad: 5}
+    - {align: 64}
+    - [{pad: 8}, one, {pad: 8}]
+    - {align: 256}
+""",
+)
+TILES = spec(
+    "tiles",
+    """
+row:
+  fields: {key: "u8[dim]", scale: "f32[dim//16]", k: "bf16[heads, dim]", v: "f16[heads, dim]", x: "i32[heads, dim]"}
+  page:
+    - {each: [slot//4, dim//8, slot%4, dim%8], put: [key]}
+    - {each: [slot%4, slot//4], put: [scale]}
+    - {each: [heads, slot], put: [k]}
+    - {each: [heads, slot//4, dim, slot%4], put: [v]}
+    - {each: [slot//2%2, slot//4, dim//4%2, slot%2], put: ["x[dim//8, dim%4, heads]", {pad: 4}]}
+""",
+    let="dim: 32\nheads: 3",
+)
+HALF_BYTES = spec(
+    "half_bytes_of_all_kinds",
+    """
+blocks:
+  fields: {k: {type: "e2m1[heads, dim]", quant: {scale: s, outer: given}}, s: "e4m3[heads, dim//16]"}
+  page: [{each: [slot, heads, dim//16], put: [s, k]}]
+row:
+  fields: {a: "e2m1[2]", b: "e2m1[dim]", c: "e2m1[heads, dim]", d: "e2m1[heads, dim]"}
+  page:
+    - [a]
+    - {each: [dim//16, slot], put: [b]}
+    - ["c[dim, heads]", {pad: 1}]
+    - {each: [heads, slot//4, dim//2, slot%4], put: [d]}
+""",
+    "kv: {format: row, space: token, layers: all}\nkv_blocks: {format: blocks, space: token, layers: layer == 1}",
+    let="dim: 32\nheads: 2",
+)
+INITS = spec(
+    "inits",
+    """
+row:
+  fields:
+    a: {type: "bf16[3]", init: 1.5}
+    b: {type: "f16[2]", init: -0.25}
+    c: {type: "f32[2]", init: -inf}
+    d: {type: "i8[4]", init: -3}
+    e: {type: "u8[4]", init: 200}
+    f: {type: "i32[2]", init: -70000}
+    g: {type: "i64[1]", init: 5000000000}
+    h: "e2m1[4]"
+    i: {type: "f32[heads, 4]", init: 0.1}
+  page:
+    - [g, c, f, a, {pad: 2}, b, d]
+    - [e, h, {pad: 3}]
+    - {align: 32}
+    - {each: [heads, slot], put: [i]}
+    - {align: 512}
+""",
+    """
+kv: {format: row, space: token, layers: all}
+kv_blocks: {format: row, space: token, layers: layer == 1, block: 2}
+kv_aligned: {format: row, space: one, layers: layer == 1, align: 96}
+""",
+    let="heads: 3",
+    spaces="token: {slots: tokens, page: 8}\none: {of: token, slots: tokens, page: 1, reserve: 3}",
+)
+INIT = {
+    "a": np.uint16(0x3FC0),  # bf16
+    "b": np.float16(-0.25),
+    "c": np.float32(-np.inf),
+    "d": np.int8(-3),
+    "e": np.uint8(200),
+    "f": np.int32(-70000),
+    "g": np.int64(5_000_000_000),
+    "i": np.float32(0.1),
+}
+SPLIT_INITS = spec(
+    "split_inits",
+    """
+row: {fields: {t: "u8[3]", i: {type: "f32[2]", init: 0.1}}, page: [[t], {align: 64}, [i]]}
+padded: {fields: {t: "u8[3]", i: {type: "f32[2]", init: 0.1}}, page: [[t], {align: 64}, [i], {align: 128}]}
+""",
+    """
+kv: {format: row, space: token, layers: all, split: true}
+kv_whole: {format: row, space: token, layers: layer == 0}
+kv_aligned: {format: row, space: token, layers: layer == 1, align: 80}
+kv_padded: {format: padded, space: token, layers: layer == 1}
+""",
+)
+# Spaces that follow from `token`: two slots share a row, every second slot has one, a part of a page on this rank.
+DERIVED = spec(
+    "derived",
+    """
+row: {fields: {k: "bf16[3]", s: "f32[1]"}, page: [[k, {pad: 2}], [s]]}
+""",
+    """
+kv: {format: row, space: token, layers: all}
+kv_odd: {format: row, space: odd, layers: layer == 1}
+kv_rank: {format: row, space: rank, layers: all}
+kv_ring: {format: row, space: ring, layers: layer == 0}
+""",
+    spaces="""
+token: {slots: tokens, page: 12}
+odd: {of: token, slot: offset // 2, where: offset % 2 == 1}
+rank: {of: token, slot: offset, where: offset // 3 == 2 or offset == 0}
+ring: {of: odd, slot: offset % 3, where: offset < 3}
+""",
+)
+SHARING = spec(
+    "sharing",
+    """
+row: {fields: {k: "bf16[3]", s: "f32[1]"}, page: [[k, {pad: 2}], [s]]}
+""",
+    """
+kv: {format: row, space: token, layers: all}
+kv_half: {format: row, space: half, layers: all}
+kv_eighth: {format: row, space: eighth, layers: layer == 0}
+kv_window: {format: row, space: window, layers: layer == 1}
+kv_ring: {format: row, space: ring, layers: layer == 1}
+""",
+    spaces="""
+token: {slots: tokens, page: 16}
+half: {of: token, slot: offset // 2}
+eighth: {of: half, slot: offset // 4, where: offset != 1}
+window: {of: token, slots: tokens / 2, page: 4}
+ring: {of: window, slot: offset % 2}
+""",
+)
+# Tokens, windows that an engine maps, and requests number their slots apart; a host buffer is no part of a pool.
+APART = spec(
+    "apart",
+    """
+row: {fields: {k: "bf16[3]"}, page: [[k]]}
+state: {fields: {conv: "bf16[2]", ssm: {type: "f32[3]", init: -inf}}, page: [[conv], [ssm]]}
+""",
+    """
+kv: {format: row, space: token, layers: all}
+kv_window: {format: row, space: window, layers: layer == 0}
+states: {format: state, space: request, layers: layer == 1}
+kv_host: {format: row, space: host, layers: all, memory: host}
+""",
+    spaces="""
+token: {slots: tokens, page: 4}
+window: {of: token, slots: tokens / 2 + 3, page: 3, reserve: 2}
+request: {slots: requests * 2, page: 2, reserve: 0}
+host: {slots: tokens * 2, page: 4}
+""",
+)
+REQUESTS = spec(  # one tensor of slots is for the only space
+    "requests_alone",
+    'state: {fields: {conv: "bf16[taps, width]", ssm: "f32[2]"}, page: [["conv[width, taps]"], [ssm]]}',
+    "states: {format: state, space: request, layers: all}",
+    config="taps: {type: int, min: 1}\nwidth: {type: int, min: 1}",
+    spaces="request: {slots: requests, page: 1, reserve: 0}",
+)
+SMALL = spec(
+    "small_pages",
+    'row: {fields: {k: "bf16[heads, dim]", v: "u8[dim]", s: "i64[1]"}, page: [[s, k], [v], {align: 8}]}',
+    config="dim: {type: int, min: 1}",
+    choices="page_size: {type: int, min: 1, default: 1}\nreserved: {type: int, min: 0, default: 0}",
+    let="heads: 3",
+    spaces="token: {slots: tokens, page: page_size, reserve: reserved}",
+)
+
+DSV4 = {
+    "config": {
+        **{"num_hidden_layers": 3, "head_dim": 512, "qk_rope_head_dim": 64, "index_head_dim": 128},
+        "compress_ratios": [0, 4, 128],
+    },
+    "derived": {
+        "c4": Derived("token", 256, 64, lambda offset: offset // 4),
+        "c4_device": Derived("token", 256, 64, lambda offset: offset // 4),
+        "c128": Derived("token", 256, 2, lambda offset: offset // 128),
+        "c4_state": Derived("swa", 256, 8, lambda offset: offset % 8),
+    },
+    "init": {"state_score": np.float32(-np.inf)},
+    "shared": {"token": "c4_device", "swa": "c4_state"},
+}
+HISPARSE_DSV4 = {
+    **DSV4,
+    "derived": {name: own for name, own in DSV4["derived"].items() if name != "c4_device"},
+    "shared": {"token": "c4", "swa": "c4_state"},
+}
+DSV41 = {
+    "config": {
+        **{"num_hidden_layers": 2, "head_dim": 512, "qk_rope_head_dim": 64, "index_head_dim": 128},
+        **{"compress_ratios": [1, 2], "kv_source_layer_ids": [0, 1], "index_source_layer_ids": [0, 1]},
+    },
+    "derived": {"pairs": Derived("token", 256, 128, lambda offset: offset // 2)},
+    "init": {"state_score": np.float32(-np.inf)},
+    "shared": {"token": "pairs"},
+}
+GQA = {"num_hidden_layers": 2, "num_key_value_heads": 3, "head_dim": 64, "v_head_dim": 32}
+M3 = {
+    **{"num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 32},
+    "sparse_attention_config": {
+        "sparse_index_dim": 16,
+        "sparse_attention_freq": [0, 1, 1],
+        "sparse_disable_index_value": [0, 0, 1],
+    },
+}
+SAME = {"device": Derived("logical", 16, 16, lambda offset: offset)}
+DELTA_NET = {
+    **{"num_hidden_layers": 3, "num_key_value_heads": 1, "head_dim": 16, "full_attention_interval": 3},
+    **{"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4},
+    "linear_conv_kernel_dim": 4,
+}
+KDA = {
+    **{"num_hidden_layers": 3, "num_nextn_predict_layers": 1, "kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    "linear_attn_config": {"full_attn_layers": [2], "num_heads": 2, "head_dim": 8, "short_conv_kernel_size": 4},
+}
+
+OWN_CASES = {
+    "gaps": Case(GAPS, tokens=96, count=70),
+    "tiles": Case(TILES, tokens=96),
+    "half bytes": Case(HALF_BYTES, tokens=96),
+    "inits": Case(INITS, tokens=48, init=INIT),
+    "split inits": Case(SPLIT_INITS, tokens=48, init={"i": np.float32(0.1)}),
+    "derived": Case(
+        DERIVED,
+        tokens=96,
+        derived={
+            "odd": Derived("token", 12, 6, lambda offset: offset // 2 if offset % 2 else None),
+            "rank": Derived("token", 12, 12, lambda offset: offset if offset in (0, 6, 7, 8) else None),
+            "ring": Derived("token", 12, 3, lambda offset: offset // 2 if offset in (1, 3, 5) else None),
+        },
+    ),
+    "sharing": Case(
+        SHARING,
+        tokens=96,
+        derived={
+            "half": Derived("token", 16, 8, lambda offset: offset // 2),
+            "eighth": Derived("token", 16, 2, lambda offset: None if offset // 2 == 1 else offset // 8),
+            "ring": Derived("window", 4, 2, lambda offset: offset % 2),
+        },
+        shared={"token": "half", "window": "ring"},
+    ),
+    "apart": Case(APART, tokens=96, requests=35, init={"ssm": np.float32(-np.inf)}),
+    "requests": Case(REQUESTS, {"taps": 2, "width": 5}, requests=80, count=70),
+    "page of 1": Case(SMALL, {"dim": 4}, tokens=90),
+    "page of 3": Case(SMALL, {"dim": 8}, {"page_size": 3, "reserved": 2}, tokens=90),
+    "split": Case("split_and_align", {"num_hidden_layers": 2}, tokens=96),
+    "aligned": Case("split_and_align", {"num_hidden_layers": 2}, {"split": False}, tokens=96),
+    "layers of their own": Case(
+        "layers_of_their_own",
+        {"num_hidden_layers": 4, "kv_heads": [8, 4, 2, 4]},
+        tokens=128,
+        derived={
+            "half": Derived("token", 64, 32, lambda offset: offset // 2),
+            "ring": Derived("token", 64, 4, lambda offset: None if offset % 2 else offset % 4),
+        },
+        shared={"token": "half"},
+    ),
+    "load-time page": Case(
+        "load_time_page",
+        {"num_hidden_layers": 2, "num_key_value_heads": 3, "head_dim": 96},
+        {"page_size": 3},
+        tokens=96,
+    ),
+    "states of load-time types": Case(
+        "requests",
+        {"num_hidden_layers": 2, "state": {"dim": 6}, "state_type": "bfloat16"},
+        tokens=96,
+        requests=35,
+        init={"score": np.float32(-np.inf)},
+    ),
+    "equal pages": Case("equal_pages", {"num_hidden_layers": 2, "state_dim": 9}, tokens=96, requests=80),
+}
+CASES = {
+    **OWN_CASES,
+    **{
+        f"gqa {kv_format} {order}{' split' * split}": Case(
+            "gqa",
+            GQA,
+            {"kv_format": kv_format, "kv_order": order, "page_size": page, "split_kv": split},
+            tokens=max(96, page),
+        )
+        for kv_format, order, page, split in [
+            ("bf16", "nhd", 3, True),
+            ("bf16", "x5d", 16, True),
+            ("nvfp4", "nhd", 16, True),
+            ("nvfp4", "hnd", 16, False),
+            ("mxfp8", "nhd", 128, False),
+        ]
+    },
+    "q8_0": Case("corners", {"num_hidden_layers": 3, "kv_heads": [3, 1, 3], "head_dim": 64}, tokens=64),
+    "tpu": Case("corners", {"num_hidden_layers": 1, "kv_heads": [1]}, {"rows": "tpu"}, tokens=64),
+    "dsv4 apart": Case(
+        "dsv4", choices={"host_to_device_ratio": 2, "start_layer": 1, "end_layer": 2}, tokens=256, **HISPARSE_DSV4
+    ),
+    "dsv4 in tiles": Case(
+        "dsv4",
+        choices={"index_order": "amd", "index_format": "mxfp4", "start_layer": 1, "end_layer": 2},
+        tokens=256,
+        **DSV4,
+    ),
+    "dsv41": Case("dsv41", choices={"swa_ratio": 0}, tokens=256, requests=35, **DSV41),
+    "dsv41 of planes": Case("dsv41", choices={"rows": "split", "compressed": "fp8"}, tokens=256, **DSV41),
+    "minimax_m3 apart": Case("minimax_m3", M3, {"page_size": 16, "host_to_device_ratio": 2}, tokens=96),
+    "minimax_m3 nvfp4": Case("minimax_m3", M3, {"page_size": 16, "stack": "nvfp4_rows"}, tokens=96, derived=SAME),
+    "gpt_oss": Case(
+        "gpt_oss",
+        {**GQA, "layer_types": ["sliding_attention", "full_attention"]},
+        {"kv_order": "hnd", "draft_layers": 1, "role": "both"},
+        tokens=96,
+    ),
+    "qwen3_next equal": Case("qwen3_next", DELTA_NET, {"equal_pages": True}, tokens=96, requests=5),
+    "kimi_linear": Case("kimi_linear", KDA, {"role": "both", "page_size": 16}, tokens=96, requests=80),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@contextmanager
+def pools_of(case: Case, random: np.random.Generator, *, races: bool = True, native: bool = False) -> Iterator[Pools]:
+    """Both pools of a case, with kernels interpreted under the sanitizer."""
+    with interpreted(races) as sanitizer:
+        yield Pools(case, sanitizer, random, native=native)
+
+
+@pytest.mark.parametrize("name", OWN_CASES)
+def test_move(name: str, random: np.random.Generator) -> None:
+    """Sources are targets too, so that it matters that all reads come first."""
+    with pools_of(OWN_CASES[name], random) as pools:
+        sources, targets = pools.slots(), pools.slots(torch.int32)
+        for own in (sources, targets):
+            for root in pools.case.shared:
+                del own[root]
+        count = {root: min(len(sources[root]), len(targets[root])) for root in sources}
+        sources, targets = ({root: own[: count[root]] for root, own in slots.items()} for slots in (sources, targets))
+        if sources:
+            pools.both("move", pools.given(targets, torch.int32), pools.given(sources))
+            pools.model.move(targets, sources)
+            pools.check()
+
+
+def copied(pools: Pools) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """Slots to copy and as many to write, some of them not there.
+
+    Where slots share rows they are the same slots of two pages: those that share one come from one and go to one.
+    """
+    sources, targets = pools.slots(), pools.slots()
+    for root in pools.case.shared:
+        size, num_slots = pools.model.page_size(root), pools.model.num_slots()[root]
+        places = pools.random.permutation(size)[: pools.case.count].tolist()
+        for own in (sources, targets):
+            page = int(pools.random.integers(num_slots // size))
+            own[root] = [*(page * size + place for place in places), -1, num_slots, 2**40]
+    for root in sources:
+        count = min(len(sources[root]), len(targets[root]))
+        sources[root], targets[root] = sources[root][:count], targets[root][:count]
+    return sources, targets
+
+
+def test_save_and_restore(case: Case, random: np.random.Generator) -> None:
+    """A copy, through a pickle, written to other slots after all bytes have changed."""
+    with pools_of(case, random, races=not case.shared) as pools:  # rows that slots share are written more than once
+        sources, targets = copied(pools)
+        copy = pools.both("save", pools.given(sources))
+        pools.check()
+        assert copy["slots"] == {root: len(own) for root, own in sources.items()}
+        saved = pools.model.save(sources)
+        check_staging(pools, copy["staging"], sources)
+        pools.fill()
+        pools.both("restore", pickle.loads(pickle.dumps(copy)), pools.given(targets))
+        pools.model.restore(saved, targets)
+        pools.check()
+
+
+@pytest.mark.parametrize("name", ["half bytes", "apart"])
+def test_pack_and_unpack(name: str, random: np.random.Generator) -> None:
+    """The device's halves of the two."""
+    with pools_of(CASES[name], random) as pools:
+        sources, targets = copied(pools)
+        staging = pools.both("pack", pools.given(sources))
+        assert_same(staging, pools.torch.save(pools.given(sources))["staging"])
+        saved = pools.model.save(sources)
+        pools.both("unpack", staging, pools.given(targets))
+        pools.model.restore(saved, targets)
+        pools.check()
+
+
+def check_staging(pools: Pools, staging: torch.Tensor, slots: Mapping[str, Sequence[int]]) -> None:
+    """Staged are the records of the layers of each part, and behind the last part which slots there are."""
+    saved = pools.model.save(slots)
+    counts = {root: len(own) for root, own in slots.items()}
+    parts = pools.both("describe_staging", counts if len(counts) > 1 else sum(counts.values()))
+    end, seen = 0, set()
+    for part in parts:
+        assert part.offset == -(-end // 16) * 16
+        assert not staging[end : part.offset].any()
+        assert part.nbytes == len(part.layers) * part.slots * part.record_bytes
+        end = part.offset + part.nbytes
+        records = staging[part.offset : end].view(len(part.layers), part.slots, part.record_bytes).numpy()
+        buffer, _, plane = part.buffer.partition(".")
+        for layer, record in zip(part.layers, records, strict=True):
+            key = buffer, plane or None, layer
+            staged, begin = halves(record), 0
+            for name in part.fields:  # the bytes of one are in an order that is not told
+                values = saved[key][1][name].reshape(part.slots, -1)
+                own = staged[:, begin : begin + values.shape[1]]
+                np.testing.assert_array_equal(np.sort(own), np.sort(values))
+                begin += values.shape[1]
+                seen.add((*key, name))
+            assert begin == staged.shape[1]
+    assert seen == {(*key, name) for key, memory in pools.model.memories.items() for name in memory.fields}
+    flags, behind = staging[-(-end // 16) * 16 :].numpy(), 0
+    held = pools.model.held_by_space(slots)
+    for space, root in pools.model.roots().items():
+        count = counts.get(root, 0)
+        if space in held:  # of the others see `test_slots_of_a_space_without_layers_are_told`
+            np.testing.assert_array_equal(flags[behind : behind + count], held[space])
+        behind += count
+    assert behind == len(flags)
+
+
+def test_clear_pages(case: Case, random: np.random.Generator) -> None:
+    """Pages are what they are in a new pool, gaps included; pages that are not there are left out."""
+    with pools_of(case, random) as pools:
+        pages = {}
+        for root, num_slots in pools.model.num_slots().items():
+            num_pages = num_slots // pools.model.page_size(root)
+            chosen = pools.random.permutation(num_pages)[: min(num_pages // 2, 3)].tolist()
+            pages[root] = [*chosen, -1, num_pages, 2**31, -(2**40)]
+        pools.both("clear_pages", pools.given(pages))
+        pools.model.clear_pages(pages)
+        pools.check()
+
+
+def test_transfer_regions(case: Case) -> None:
+    pool = case.pool()
+    model = Model(pool, case.derived, case.init)
+    found = {}
+    for region in pool.transfer_regions():
+        buffer, _, plane = region.buffer.partition(".")
+        found[buffer, plane or None, region.layer] = region
+        assert region.device_id == -1
+    assert found.keys() == model.memories.keys()
+    for key, region in found.items():
+        tensor, memory = tensor_of(pool, key), model.memories[key]
+        assert (region.ptr, region.nbytes) == (tensor.data_ptr(), tensor.numel())
+        assert region.page_bytes == memory.page_bytes
+        assert region.page_fingerprint == memory.page.fingerprint
+        assert region.space == model.spaces[key[0]].name
+
+
+# -- operations of a layer
+
+TORCH = {
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "f32": torch.float32,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+    "e8m0": torch.float8_e8m0fnu,
+    "u8": torch.uint8,
+    "i8": torch.int8,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
+
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # that values may come back in
+
+
+def operations(buffers: str, values: Sequence[str], fields: Sequence[str]) -> str:
+    """One of each verb, arguments called as their fields."""
+
+    def args(names: Sequence[str]) -> str:
+        return "{" + ", ".join(f"{name}: {name}" for name in names) + "}"
+
+    return f"""
+set_values: {{store: [{buffers}], args: {args(values)}}}
+set_fields: {{put: [{buffers}], args: {args(fields)}}}
+get_values: {{load: [{buffers}], returns: [{", ".join(values)}]}}
+get_fields: {{get: [{buffers}], returns: [{", ".join(fields)}]}}
+gather_fields: {{gather: [{buffers}], returns: [{", ".join(fields)}]}}
+"""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a store makes codes: scales of a field for so many values each; none where that is empty."""
+
+    scale: str = ""
+    values: int = 0
+    floor: float = 0
+    power: bool = False
+    divide: bool = False
+
+    def stored(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Codes and fp32 scales of fp32 [..., values], each step rounded to fp32."""
+        assert blocks.dtype == np.float32
+        with np.errstate(all="ignore"):
+            amax = np.where(np.isnan(blocks), np.float32(0), np.abs(blocks)).max(axis=-1, keepdims=True)
+            amax = np.maximum(amax, np.float32(self.floor))
+            scale = np.where(amax == 0, amax, np.maximum(amax / np.float32(448), np.float32(2.0**-126)))
+            if self.power:
+                mantissa, exponent = np.frexp(scale)  # of 0.5 <= mantissa < 1
+                above = np.ldexp(np.float32(1), exponent - (mantissa == 0.5))
+                scale = np.where((scale == 0) | np.isinf(scale), scale, above)
+            scaled = blocks / scale if self.divide else blocks * (np.float32(1) / scale)
+        assert scale.dtype == scaled.dtype == np.float32
+        codes = np.where((scale == 0) & ~np.isnan(blocks), np.uint8(0), e4m3_codes(scaled))
+        return np.where(np.isnan(blocks), np.uint8(0x7F), codes), scale[..., 0]
+
+
+def e8m0_codes(scales: np.ndarray) -> np.ndarray:
+    """The exponents of powers of two; 0xFF, which is NaN, of infinity."""
+    with np.errstate(divide="ignore"):
+        return np.where(np.isinf(scales), 255, np.where(scales == 0, 0, np.log2(scales) + 127)).astype(np.uint8)
+
+
+def e8m0_values(codes: np.ndarray) -> np.ndarray:
+    return np.where(codes == 255, np.nan, 2.0 ** (codes.astype(np.float64) - 127)).astype(np.float32)
+
+
+@dataclass
+class Layer:
+    """A buffer of a layer, and what operations do with it, those of `operations` where no other is named."""
+
+    pools: Pools
+    buffer: str
+    layer: int
+    fields: Sequence[str]  # in the order in which operations have them
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> Memory:
+        return self.pools.model.memories[self.buffer, None, self.layer]
+
+    @property
+    def scales(self) -> set[str]:
+        return {rule.scale for rule in self.rules.values()}
+
+    @property
+    def values(self) -> list[str]:
+        return [name for name in self.fields if name not in self.scales]
+
+    def slots(self, dtype: torch.dtype) -> list[int]:
+        """Slots of which no two share a row, the reserved one among them, and some that are not there."""
+        model, root = self.pools.model, self.pools.model.root(self.buffer)
+        num_slots = model.num_slots()[root]
+        rows: dict[int, int] = {}
+        for slot in [0, *self.pools.random.permutation(num_slots).tolist()]:
+            rows.setdefault(model.own(self.buffer, [slot])[0], slot)
+        chosen = [*rows.values()][: self.pools.case.count]
+        bad = hostile_slots(num_slots, dtype)
+        return [int(slot) for slot in self.pools.random.permutation(np.array([*chosen, *bad], object))]
+
+    def own(self, slots: Sequence[int]) -> list[int]:
+        return self.pools.model.own(self.buffer, slots)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return extents(self.memory.fields[name])
+
+    def kept(self, slots: Sequence[int], skip_reserved: bool) -> list[int]:
+        """The rows of slots, -1 for slot 0 where that is skipped."""
+        skips = skip_reserved and self.pools.model.spaces[self.buffer].reserved_pages
+        own = self.own(slots)
+        return [-1 if skips and slot == 0 else row for slot, row in zip(slots, own, strict=True)]
+
+    # -- inputs
+
+    def any_bits(self, name: str, count: int) -> torch.Tensor:
+        """Any values of the dtype of a field [count, axes], NaN among them; every second of twice as many."""
+        dtype = TORCH[self.memory.fields[name].dtype]
+        size = int(np.prod(self.shape(name))) * dtype.itemsize
+        data = self.pools.random.integers(0, 256, (2 * count, size), np.uint8)
+        return torch.from_numpy(data).view(dtype).view(2 * count, *self.shape(name))[::2]
+
+    def numbers(self, name: str, count: int) -> torch.Tensor:
+        """bf16 of all kinds [count, axes]."""
+        width = int(np.prod(self.shape(name)))
+        wild = wild_bf16(self.pools.random, count, -(-width // 64) * 64)[:, :width]
+        return torch.from_numpy(wild.view(np.int16).copy()).view(torch.bfloat16).view(count, *self.shape(name))
+
+    # -- operations
+
+    def store(self, operation: str = "set_values", skip_reserved: bool = True, **called: str) -> None:
+        """`called` gives arguments by their fields where they have other names."""
+        slots = self.slots(torch.int32)
+        given = {
+            name: (self.numbers if name in self.rules else self.any_bits)(name, len(slots)) for name in self.values
+        }
+        arguments = {called.get(name, name): tensor for name, tensor in given.items()}
+        options = {} if skip_reserved else {"skip_reserved": False}
+        self.pools.both(operation, self.layer, strided(slots, torch.int32), **arguments, **options)
+        own = self.kept(slots, skip_reserved)
+        for name, tensor in given.items():
+            rule = self.rules.get(name)
+            if rule is None:
+                self.memory.write_bytes(name, own, raw(tensor))
+                continue
+            values = bf16_values(bits(tensor.reshape(len(slots), -1)))
+            if not rule.scale:
+                self.memory.write_bytes(name, own, e4m3_codes(values))
+                continue
+            codes, scales = rule.stored(values.reshape(len(slots), -1, rule.values))
+            self.memory.write_bytes(name, own, codes)
+            is_power = self.memory.fields[rule.scale].dtype == "e8m0"
+            self.memory.write_bytes(rule.scale, own, e8m0_codes(scales) if is_power else scales)
+        self.pools.check()
+
+    def put(self, operation: str = "set_fields", skip_reserved: bool = True, **called: str) -> None:
+        slots = self.slots(torch.int64)
+        given = {name: self.any_bits(name, len(slots)) for name in self.fields}
+        arguments = {called.get(name, name): tensor for name, tensor in given.items()}
+        self.pools.both(operation, self.layer, strided(slots), **arguments, skip_reserved=skip_reserved)
+        for name, tensor in given.items():
+            self.memory.write_bytes(name, self.kept(slots, skip_reserved), raw(tensor))
+        self.pools.check()
+
+    def get(self, operation: str = "get_fields", names: Sequence[str] = ()) -> None:
+        slots = self.slots(torch.int32)
+        found = self.pools.both(operation, self.layer, strided(slots, torch.int32))
+        self.holds(found, names or self.fields, self.own(slots))
+
+    def holds(self, found: tuple[torch.Tensor, ...], names: Sequence[str], own: Sequence[int]) -> None:
+        """That fields came back as they are stored."""
+        assert len(found) == len(names)
+        for name, data in zip(names, found, strict=True):
+            assert data.dtype == torch.uint8
+            np.testing.assert_array_equal(data.numpy(), self.memory.read_bytes(name, own), name)
+        self.pools.check()
+
+    def gather(self, operation: str = "gather_fields", names: Sequence[str] = ()) -> None:
+        """Sequences of some lengths over pages in no order, some of them not there."""
+        space = self.pools.model.spaces[self.buffer]
+        size, num_pages = space.page_size, self.memory.num_pages * self.memory.page.slots // space.page_size
+        lengths = [2 * size + 1, 0, -3, 1, size, 3 * size + 2]
+        table = self.pools.random.integers(0, num_pages, (len(lengths), 3))
+        table[5, 1], table[3, 0], table[0, 2] = num_pages, -1, 2**31 - 1
+        own = []
+        for length, pages in zip(lengths, table.tolist(), strict=True):
+            for token in range(max(length, 0)):
+                page = pages[token // size] if token // size < len(pages) else -1
+                own.append(page * size + token % size if 0 <= page < num_pages else -1)
+        arguments = strided(lengths, torch.int32), torch.from_numpy(table)
+        sums = {"seq_len_sum": len(own), "max_seq_len": max(lengths)} if self.pools.random.integers(2) else {}
+        found = self.pools.both(operation, self.layer, *arguments, **sums)
+        self.holds(found, names or self.fields, own)
+
+    def load(
+        self,
+        operation: str = "get_values",
+        names: Sequence[str] = (),
+        dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
+    ) -> None:
+        """Codes times their scales, rounded once; what is stored as it came as it is, but in another type."""
+        slots = self.slots(torch.int64)
+        for dtype in dtypes:
+            found = self.pools.both(operation, self.layer, strided(slots), dtype)
+            for name, values in zip(names or self.values, found, strict=True):
+                shape = self.shape(name)
+                assert values.shape == (len(slots), *((1, *shape) if len(shape) == 1 else shape))
+                expected = self.loaded(name, self.own(slots), dtype)
+                np.testing.assert_array_equal(raw(values), raw(expected), name)
+                assert values.dtype == expected.dtype
+        self.pools.check()
+
+    def loaded(self, name: str, own: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        data = np.ascontiguousarray(self.memory.read_bytes(name, own))
+        stored, rule = self.memory.fields[name].dtype, self.rules.get(name)
+        if rule is None and stored in ("e4m3", "e5m2", "e8m0"):
+            return torch.from_numpy(data)
+        if rule is None and (stored not in ("bf16", "f16", "f32") or TORCH[stored] == dtype):
+            return torch.from_numpy(data).view(TORCH[stored])
+        if rule is None:
+            with np.errstate(invalid="ignore"):  # signalling NaN
+                values = {
+                    "bf16": lambda: bf16_values(data.view(np.uint16)),
+                    "f16": lambda: data.view(np.float16).astype(np.float32),
+                    "f32": lambda: data.view(np.float32),
+                }[stored]()
+        else:
+            values = e4m3_values(data)
+            if rule.scale:
+                scales = np.ascontiguousarray(self.memory.read_bytes(rule.scale, own))
+                is_power = self.memory.fields[rule.scale].dtype == "e8m0"
+                scales = e8m0_values(scales) if is_power else scales.view(np.float32)
+                with np.errstate(all="ignore"):
+                    values = values * np.repeat(scales, rule.values, axis=1)
+        rounded = rounded_bits(np.ascontiguousarray(values), dtype)
+        signed = {2: np.int16, 4: np.int32}[rounded.itemsize]
+        return torch.from_numpy(rounded.view(signed)).view(dtype)
+
+    def everything(self) -> None:
+        """One operation of each verb."""
+        self.store()
+        self.load()
+        self.put(skip_reserved=False)
+        self.get()
+        self.gather()
+
+
+HEADS_FIELDS = ["k", "k_scale", "v", "v_scale", "bias"]
+HEADS = spec(
+    "heads",
+    """
+nhd:
+  fields:
+    k: {type: "e4m3[heads, dim]", quant: {scale: k_scale}}
+    k_scale: "f32[heads]"
+    v: {type: "e4m3[heads, dim]", quant: {scale: v_scale, round: pow2}}
+    v_scale: "e8m0[heads, dim//8]"
+    bias: "bf16[heads, dim]"
+  page: [[k], [k_scale], [v], [v_scale, {align: 4}], {align: 16}, [bias]]
+rows:
+  fields: nhd
+  page: [["bias[dim, heads]", {pad: 4}, k_scale, {align: 4}, v_scale, v, "k[dim, heads]", {align: 64}]]
+hnd:
+  fields: nhd
+  page:
+    - {each: [heads, slot], put: [k, {pad: 8}]}
+    - {each: [heads, slot], put: [k_scale]}
+    - {each: [heads, slot, dim//8], put: [v_scale, v]}
+    - {align: 16}
+    - {each: [heads, slot], put: [bias]}
+x5d:
+  fields: nhd
+  page:
+    - {each: [heads, dim//8, slot, dim%8], put: [k]}
+    - {each: [heads, slot], put: [k_scale]}
+    - {each: [heads, slot//4, dim, slot%4], put: [v]}
+    - {each: [slot%4, slot//4, dim//8], put: [v_scale]}
+    - {align: 16}
+    - {each: [heads, dim//8, slot, dim%8], put: [bias]}
+row:
+  - {when: order == 'nhd', use: nhd}
+  - {when: order == 'rows', use: rows}
+  - {when: order == 'hnd', use: hnd}
+  - {use: x5d}
+""",
+    config="heads: {type: int, min: 1}\ndim: {type: int, min: 1}",
+    choices="order: {of: [nhd, rows, hnd, x5d], default: nhd}",
+    operations=operations("kv", ["k", "v", "bias"], HEADS_FIELDS),
+)
+
+
+@pytest.mark.parametrize(
+    "order, heads, dim",
+    [("nhd", 3, 40), ("rows", 3, 40), ("hnd", 5, 24), ("x5d", 3, 40), ("x5d", 1, 8)],
+)
+def test_heads_that_load_time_decides(order: str, heads: int, dim: int, random: np.random.Generator) -> None:
+    rules = {"k": Rule("k_scale", dim), "v": Rule("v_scale", 8, power=True)}
+    with pools_of(Case(HEADS, {"heads": heads, "dim": dim}, {"order": order}, tokens=48), random) as pools:
+        Layer(pools, "kv", 1, HEADS_FIELDS, rules).everything()
+
+
+# Ways of making codes by their fields; the scales of `a` are `a_scale`.
+RULES = {
+    "a": Rule("a_scale", 48),
+    "b": Rule("b_scale", 96),
+    "c": Rule("c_scale", 32, floor=1e-4),
+    "d": Rule("d_scale", 1, power=True),
+    "e": Rule("e_scale", 32, power=True),  # as e8m0 scales always are
+    "f": Rule("f_scale", 8, floor=0.25, power=True),
+    "g": Rule(),
+    "h": Rule("h_scale", 24),
+    "i": Rule("i_scale", 30),  # of two heads
+}
+ROUNDINGS = """
+row:
+  fields:
+    a: {type: "e4m3[dim]", quant: {scale: a_scale}}
+    a_scale: "f32[dim//48]"
+    b: {type: "e4m3[dim]", quant: {scale: b_scale}}
+    b_scale: "f32[1]"
+    c: {type: "e4m3[dim]", quant: {scale: c_scale, floor: 0.0001}}
+    c_scale: "f32[dim//32]"
+    d: {type: "e4m3[heads, 1]", quant: {scale: d_scale, round: pow2}}
+    d_scale: "f32[heads]"
+    e: {type: "e4m3[dim]", quant: {scale: e_scale}}
+    e_scale: "e8m0[dim//32]"
+    f: {type: "e4m3[heads, half]", quant: {scale: f_scale, floor: 0.25, round: pow2}}
+    f_scale: "e8m0[heads, half//8]"
+    g: {type: "e4m3[7]", quant: {scale: none}}
+    h: {type: "e4m3[heads, half]", quant: {scale: h_scale}}
+    h_scale: "f32[heads, half//24]"
+    i: {type: "e4m3[six, fifteen]", quant: {scale: i_scale}}
+    i_scale: "f32[six//2]"
+  page:
+    - [a, a_scale, b, b_scale, c, c_scale]
+    - [d, {align: 4}]
+    - [d_scale]
+    - [e_scale, e, f, f_scale, g]
+    - {align: 4}
+    - {each: [heads, slot, half//24], put: [h_scale, h]}
+    - [i_scale, "i[fifteen, six]", {pad: 2}]
+"""
+
+
+def roundings(name: str, formats: str) -> tuple[str, list[str]]:
+    """A layout of the rules, and its fields."""
+    fields = [*RULES, *(rule.scale for rule in RULES.values() if rule.scale)]
+    made = operations("kv", list(RULES), fields)
+    return spec(name, formats, let="dim: 96\nheads: 3\nhalf: 48\nsix: 6\nfifteen: 15", operations=made), fields
+
+
+@pytest.mark.parametrize("code", ["reciprocal", "divide"])
+@pytest.mark.parametrize("native", [False, True], ids=["integers", "native casts"])
+def test_roundings(code: str, native: bool, random: np.random.Generator) -> None:
+    """Every way of making codes; with native casts kernels make them by the instruction of a device."""
+    text, fields = roundings(f"roundings_{code}", re.sub(r"(scale: \w_scale)", rf"\1, code: {code}", ROUNDINGS))
+    rules = {name: replace(rule, divide=code == "divide") for name, rule in RULES.items()}
+    with pools_of(Case(text, tokens=96), random, native=native) as pools:
+        row = Layer(pools, "kv", 0, fields, rules)
+        row.store()
+        if native:
+            return
+        row.load(dtypes=DTYPES)
+        row.put()  # codes and scales of any bits
+        row.load(dtypes=DTYPES)
+
+
+@pytest.mark.parametrize("floor", ["1e-4", "1e-40", "1000000000000"])
+def test_floors(floor: str, random: np.random.Generator) -> None:
+    """Some so low that they change nothing: a scale that is not 0 is at least 2^-126."""
+    text = spec(
+        f"floor_{floor.replace('-', '_')}",
+        f"""
+row:
+  fields: {{k: {{type: "e4m3[dim]", quant: {{scale: s, floor: {floor}}}}}, s: "f32[dim//8]"}}
+  page: [[k, s]]
+""",
+        let="dim: 96",
+        operations=operations("kv", ["k"], ["k", "s"]),
+    )
+    with pools_of(Case(text, tokens=96), random) as pools:
+        Layer(pools, "kv", 0, ["k", "s"], {"k": Rule("s", 8, floor=float(floor))}).store()
+
+
+PLAIN_FIELDS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
+PLAIN = spec(
+    "plain",
+    """
+row:
+  fields:
+    a: "bf16[3]"
+    b: "f16[heads, 5]"
+    c: "f32[2]"
+    d: "i8[1]"
+    e: "u8[6]"
+    f: "i32[heads, 2]"
+    g: "i64[dim]"
+    h: "e4m3[3]"
+    i: "e5m2[2]"
+    j: "e8m0[4]"
+  page:
+    - [c, a, {pad: 2}]
+    - {each: [heads, slot], put: [b]}
+    - {align: 8}
+    - [e, d, h]
+    - {align: 8}
+    - {each: [slot%4, heads, slot//4], put: [f]}
+    - {each: [slot, dim], put: [g]}
+    - {each: [slot], put: [i, {pad: 1}, j]}
+    - {align: 8}
+""",
+    let="heads: 3\ndim: 3",
+    operations=operations("kv", PLAIN_FIELDS, PLAIN_FIELDS),
+)
+
+
+def test_fields_that_are_stored_as_they_come(random: np.random.Generator) -> None:
+    with pools_of(Case(PLAIN, tokens=48), random) as pools:
+        row = Layer(pools, "kv", 1, PLAIN_FIELDS)
+        row.everything()
+        row.load(dtypes=DTYPES)
+
+
+# -- names
+
+WORDS = [
+    "value",
+    "slot",
+    "block",
+    "key",
+    "token",
+    "kept",
+    "row",
+    "column",
+    "element",
+    "codes",
+    "scales",
+    "memory",
+    "page",
+]
+WORDS_TOO = ["slots", "table", "count", "page_ptr", "position", "lengths", "request", "start", "first", "inside", "tl"]
+
+
+def rows_of(name: str, fields: Mapping[str, str], page: str = "") -> tuple[str, dict[str, str]]:
+    """A layout of one row with these fields, and what arguments its operations have for them."""
+    called = {field: f"argument_{index}" for index, field in enumerate(fields)}
+    listed = ", ".join(fields)
+    args = ", ".join(f"{argument}: {field}" for field, argument in called.items())
+    types = ", ".join(f'{field}: "{type}"' for field, type in fields.items())
+    text = spec(
+        name,
+        f"row: {{fields: {{{types}}}, page: {page or f'[[{listed}]]'}}}",
+        operations=f"""
+set_values: {{store: [kv], args: {{{args}}}}}
+set_fields: {{put: [kv], args: {{{args}}}}}
+get_values: {{load: [kv], returns: [{listed}]}}
+get_fields: {{get: [kv], returns: [{listed}]}}
+gather_fields: {{gather: [kv], returns: [{listed}]}}
+""",
+    )
+    return text, called
+
+
+def everything_of(text: str, called: Mapping[str, str], random: np.random.Generator) -> None:
+    with pools_of(Case(text, tokens=16), random) as pools:
+        row = Layer(pools, "kv", 0, [*called])
+        row.store(**called)
+        row.put(**called)
+        row.get()
+        row.load()
+        row.gather()
+
+
+@pytest.mark.parametrize("words", [WORDS, WORDS_TOO], ids=["words", "more words"])
+def test_fields_named_as_words_of_kernels(words: list[str], random: np.random.Generator) -> None:
+    everything_of(*rows_of(f"words_{words[0]}", dict.fromkeys(words, "f32[2]")), random)
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["range", "k_ptr k", "k_stride k", "k_dtype k", "slot slot_", "k k_row", "k_row k"],
+)
+def test_fields_whose_names_meet_in_a_kernel(names: str, random: np.random.Generator) -> None:
+    """What a kernel has for a field must not be called as another field is: `k_ptr` for `k`, the field `k_ptr`."""
+    first, *others = names.split()
+    fields = {first: "f32[2]", **dict.fromkeys(others, "f32[3]")}
+    page = "[" + ", ".join(f"[{name}]" for name in fields) + "]"
+    everything_of(*rows_of(f"names_{names.replace(' ', '_and_')}", fields, page), random)
+
+
+@pytest.mark.parametrize("name", ["dim", "dim2", "h2d_dim", "row_bytes", "f32_bytes", "native", "page_slots", "column"])
+def test_numbers_of_load_time_by_many_names(name: str, random: np.random.Generator) -> None:
+    text = spec(
+        f"number_{name}",
+        f"""
+row:
+  fields: {{k: {{type: "e4m3[{name}]", quant: {{scale: s}}}}, s: "f32[1]"}}
+  page: [[k], {{align: 4}}, [s]]
+""",
+        config=f"{name}: {{type: int, min: 1}}",
+        operations=operations("kv", ["k"], ["k", "s"]),
+    )
+    with pools_of(Case(text, {name: 6}, tokens=16), random) as pools:
+        row = Layer(pools, "kv", 0, ["k", "s"], {"k": Rule("s", 6)})
+        row.store()
+        row.get()
+
+
+def test_fields_with_digits_behind_one_of_load_time(random: np.random.Generator) -> None:
+    """Where `k2` begins load time knows."""
+    text = spec(
+        "digits",
+        'row: {fields: {k1: "u8[dim]", k2: "f32[3]"}, page: [[k1], {align: 4}, [k2]]}',
+        config="dim: {type: int, min: 1}",
+        operations=operations("kv", ["k1", "k2"], ["k1", "k2"]),
+    )
+    with pools_of(Case(text, {"dim": 5}, tokens=16), random) as pools:
+        Layer(pools, "kv", 0, ["k1", "k2"]).everything()
+
+
+def test_arguments_named_as_words_and_as_each_other(random: np.random.Generator) -> None:
+    """`value` takes the field `key` and `key` the field `value`."""
+    text = spec(
+        "swapped",
+        """
+row:
+  fields: {value: {type: "e4m3[dim]", quant: {scale: block}}, block: "f32[1]", key: "bf16[dim]", slot: "bf16[dim]"}
+  page: [[block, value, key, slot]]
+""",
+        let="dim: 4",
+        operations="""
+set_values: {store: [kv], args: {value: key, key: slot, slot: value}}
+set_fields: {put: [kv], args: {slot: block, block: slot, value: key, key: value}}
+""",
+    )
+    with pools_of(Case(text, tokens=16), random) as pools:
+        row = Layer(pools, "kv", 0, ["value", "block", "key", "slot"], {"value": Rule("block", 4)})
+        row.store(key="value", slot="key", value="slot")
+        row.put(block="slot", slot="block", key="value", value="key")
+
+
+def test_scales_and_codes_named_as_what_makes_others(random: np.random.Generator) -> None:
+    """`k_blocks` is made in another way than `k`, by what is called as the kernel's half of the way of `k`."""
+    text = spec(
+        "k_and_k_blocks",
+        """
+row:
+  fields:
+    k: {type: "e4m3[dim]", quant: {scale: s}}
+    s: "f32[1]"
+    k_blocks: {type: "e4m3[dim]", quant: {scale: t, code: divide}}
+    t: "f32[1]"
+  page: [[s, t, k, k_blocks]]
+""",
+        let="dim: 4",
+        operations="set_values: {store: [kv], args: {k: k, k_blocks: k_blocks}}",
+    )
+    rules = {"k": Rule("s", 4), "k_blocks": Rule("t", 4, divide=True)}
+    with pools_of(Case(text, tokens=16), random) as pools:
+        Layer(pools, "kv", 0, ["k", "s", "k_blocks", "t"], rules).store()
+
+
+@pytest.mark.parametrize("operation, names", [("get_a", ["k"]), ("get_b", ["k", "v"]), ("get_c", ["k_v"])])
+def test_operations_on_some_fields(operation: str, names: list[str], random: np.random.Generator) -> None:
+    """Kernels of one verb and format, one for `k` and `v`, one for `k_v`."""
+    text = spec(
+        "k_v_and_k_v",
+        'row: {fields: {k: "f32[2]", v: "f32[3]", k_v: "f32[4]"}, page: [[k, v, k_v]]}',
+        operations="""
+get_a: {get: [kv], returns: [k]}
+get_b: {get: [kv], returns: [k, v]}
+get_c: {get: [kv], returns: [k_v]}
+""",
+    )
+    with pools_of(Case(text, tokens=16), random) as pools:
+        Layer(pools, "kv", 0, names).get(operation)
+
+
+FORMATS = {
+    "a page of so many slots, and a format called so": (
+        """
+row: {fields: {k: "f32[2]", v: "f32[3]"}, page: [[k, v]]}
+row_8: {fields: {k: "f32[2]", v: "f32[3]"}, page: [[v], [k]]}
+""",
+        "a: {format: row, space: token, layers: layer == 0}\n"
+        "b: {format: row, space: token, block: 4, layers: layer == 1}\n"
+        "c: {format: row_8, space: token, layers: layer == 2}",
+    ),
+    "the word page": (
+        """
+a_page_b: {fields: {k: "f32[2]", v: "f32[3]"}, page: [[k, v]]}
+a_b_page: {fields: {k: "f32[2]", v: "f32[3]"}, page: [[v], [k]]}
+""",
+        "a: {format: a_page_b, space: token, layers: layer == 0}\n"
+        "b: {format: a_b_page, space: token, layers: layer == 1}\n"
+        "c: {format: a_b_page, space: token, layers: layer == 2}",
+    ),
+}
+
+
+@pytest.mark.parametrize("names", FORMATS)
+@pytest.mark.parametrize("buffer, layer", [("a", 0), ("b", 1), ("c", 2)])
+def test_formats_whose_names_meet(names: str, buffer: str, layer: int, random: np.random.Generator) -> None:
+    formats, buffers = FORMATS[names]
+    fields = ["k", "v"]
+    text = spec(
+        f"formats_{len(names)}",
+        formats,
+        buffers,
+        layers="body: 3",
+        operations=operations("a, b, c", fields, fields),
+    )
+    with pools_of(Case(text, tokens=16), random) as pools:
+        row = Layer(pools, buffer, layer, fields)
+        row.store()
+        row.get()
+
+
+@pytest.mark.parametrize("operation, buffer, layer", [("get_v", "kv", 0), ("get_v_of_other", "kw", 1)])
+def test_a_format_named_as_one_and_its_field(
+    operation: str, buffer: str, layer: int, random: np.random.Generator
+) -> None:
+    """Of `row` the kernel for `v` alone, and of `row_v` the only one."""
+    text = spec(
+        "row_and_row_v",
+        """
+row: {fields: {k: "f32[2]", v: "f32[3]"}, page: [[k, v]]}
+row_v: {fields: {k: "f32[2]", v: "f32[3]"}, page: [[k], [v]]}
+""",
+        "kv: {format: row, space: token, layers: layer == 0}\nkw: {format: row_v, space: token, layers: layer == 1}",
+        operations="""
+get_k: {get: [kv], returns: [k]}
+get_v: {get: [kv], returns: [v]}
+get_v_of_other: {get: [kw], returns: [v]}
+""",
+    )
+    with pools_of(Case(text, tokens=16), random) as pools:
+        Layer(pools, buffer, layer, ["v"]).get(operation)
+
+
+# -- several buffers and formats in one operation
+
+SEVERAL = spec(
+    "several",
+    """
+plain: {fields: {k: "bf16[heads, dim]", v: "f32[2]"}, page: [[k], {align: 4}, [v]]}
+scaled:
+  fields: {k: {type: "e4m3[heads, dim]", quant: {scale: s, code: divide}}, s: "f32[heads]", v: "bf16[2]"}
+  page: [{each: [heads, slot], put: [k]}, {align: 4}, [s], [v]]
+raw:
+  fields: {k: {type: "e4m3[heads, dim]", quant: {scale: none}}, v: "f16[2]"}
+  page: [["k[dim, heads]", {pad: 1}, v]]
+chosen: [{when: is_raw, use: raw}, {use: scaled}]
+""",
+    """
+one: {format: plain, space: token, layers: layer == 0}
+two: {format: scaled, space: other, layers: layer == 1}
+three: {format: chosen, space: token, block: 2, layers: layer == 2}
+""",
+    layers="body: 3",
+    choices="is_raw: {type: bool, default: true}",
+    let="heads: 3\ndim: 5",
+    spaces="token: {slots: tokens, page: 8}\nother: {of: token, slots: tokens / 2, page: 3}",
+    operations="""
+set_values: {store: [one, two, three], args: {k: k, v: v}}
+get_values: {load: [one, two, three], returns: [k, v]}
+get_k: {load: [three, one], returns: [k]}
+""",
+)
+
+
+@pytest.mark.parametrize(
+    "buffer, layer, is_raw, scale, rules",
+    [
+        ("one", 0, True, [], {}),
+        ("two", 1, True, ["s"], {"k": Rule("s", 5, divide=True)}),
+        ("three", 2, True, [], {"k": Rule()}),
+        ("three", 2, False, ["s"], {"k": Rule("s", 5, divide=True)}),
+    ],
+)
+def test_buffers_of_several_formats(
+    buffer: str, layer: int, is_raw: bool, scale: list[str], rules: dict[str, Rule], random: np.random.Generator
+) -> None:
+    with pools_of(Case(SEVERAL, choices={"is_raw": is_raw}, tokens=48), random) as pools:
+        row = Layer(pools, buffer, layer, ["k", "v", *scale], rules)
+        row.store()
+        row.load()
+        if buffer != "two":
+            row.load("get_k", ["k"])
+
+
+@pytest.mark.parametrize("buffer, layer", [("one", 0), ("two", 1)])
+def test_a_field_of_another_size_in_another_format(buffer: str, layer: int, random: np.random.Generator) -> None:
+    text = spec(
+        "sizes",
+        """
+wide: {fields: {k: "f32[3]"}, page: [[k]]}
+narrow: {fields: {k: "bf16[3]"}, page: [[k]]}
+""",
+        "one: {format: wide, space: token, layers: layer == 0}\n"
+        "two: {format: narrow, space: token, layers: layer == 1}",
+        operations=operations("one, two", ["k"], ["k"]),
+    )
+    with pools_of(Case(text, tokens=48), random) as pools:
+        Layer(pools, buffer, layer, ["k"]).everything()
+
+
+@pytest.mark.parametrize("buffer, layer", [("one", 0), ("two", 1)])
+def test_a_field_of_numbers_in_one_format_and_of_integers_in_another(
+    buffer: str, layer: int, random: np.random.Generator
+) -> None:
+    text = spec(
+        "kinds",
+        """
+numbers: {fields: {k: "f32[3]"}, page: [[k]]}
+integers: {fields: {k: "i32[3]"}, page: [[k]]}
+""",
+        "one: {format: numbers, space: token, layers: layer == 0}\n"
+        "two: {format: integers, space: token, layers: layer == 1}",
+        operations=operations("one, two", ["k"], ["k"]),
+    )
+    with pools_of(Case(text, tokens=48), random) as pools:
+        Layer(pools, buffer, layer, ["k"]).everything()
+
+
+def test_a_plain_number_of_values_with_one_scale(random: np.random.Generator) -> None:
+    text = spec(
+        "plain_number",
+        'row: {fields: {k: {type: "e4m3[5]", quant: {scale: s}}, s: "f32[1]"}, page: [[s, k, {pad: 3}]]}',
+        operations=operations("kv", ["k"], ["k", "s"]),
+    )
+    with pools_of(Case(text, tokens=16), random) as pools:
+        Layer(pools, "kv", 0, ["k", "s"], {"k": Rule("s", 5)}).everything()
+
+
+# -- pages and spaces
+
+PAGES = spec(
+    "pages",
+    """
+row:
+  fields: {k: {type: "e4m3[dim]", quant: {scale: s}}, s: "f32[dim//48]", v: "u8[3]"}
+  page: [[k], {align: 4}, [s], [v], {align: 4}]
+""",
+    """
+plain: {format: row, space: token, layers: layer == 0}
+aligned: {format: row, space: token, layers: layer == 1, align: 1000}
+blocks: {format: row, space: token, layers: layer == 2, block: 2}
+blocks_aligned: {format: row, space: token, layers: layer == 3, block: 1, align: 260}
+small: {format: row, space: small, layers: layer == 4}
+odd: {format: row, space: odd, layers: layer == 5}
+same: {format: row, space: same, layers: layer == 6}
+""",
+    layers="body: 7",
+    let="dim: 48",
+    spaces="""
+token: {slots: tokens, page: 4, reserve: 0}
+small: {of: token, slots: tokens * 2, page: 1, reserve: 2}
+odd: {of: token, slots: tokens, page: 3}
+same: {of: token, slot: offset}
+""",
+    operations=operations("plain, aligned, blocks, blocks_aligned, small, odd, same", ["k", "v"], ["k", "s", "v"]),
+)
+
+
+@pytest.mark.parametrize(
+    "layer, buffer", [*enumerate(["plain", "aligned", "blocks", "blocks_aligned", "small", "odd", "same"])]
+)
+def test_pages_of_every_kind(layer: int, buffer: str, random: np.random.Generator) -> None:
+    """Pages of 1, 3 and 4 slots, wider strides, blocks of a page; slot 0 counts where no page is reserved."""
+    with pools_of(Case(PAGES, tokens=48), random) as pools:
+        Layer(pools, buffer, layer, ["k", "s", "v"], {"k": Rule("s", 48)}).everything()
+
+
+@pytest.mark.parametrize("layer, buffer", [*enumerate(["load_time", "known", "twice"])])
+def test_pages_of_one_format_in_several_sizes(layer: int, buffer: str, random: np.random.Generator) -> None:
+    """Load time knows the slots of one, this file those of the other."""
+    made = operations("load_time, known, twice", ["k"], ["k"])
+    text = spec(
+        "several_sizes",
+        'row: {fields: {k: "f32[2]"}, page: [[k]]}',
+        """
+load_time: {format: row, space: token, layers: layer == 0}
+known: {format: row, space: token, layers: layer == 1, block: 4}
+twice: {format: row, space: twice, layers: layer == 2}
+""",
+        layers="body: 3",
+        choices="page_size: {type: int, min: 4, default: 8}",
+        spaces="token: {slots: tokens, page: page_size}\ntwice: {of: token, slots: tokens, page: 2 * page_size}",
+        operations=made[: made.index("gather_fields")],
+    )
+    with pools_of(Case(text, tokens=48), random) as pools:
+        row = Layer(pools, buffer, layer, ["k"])
+        row.store()
+        row.get()
+
+
+def test_heads_of_each_layer(random: np.random.Generator) -> None:
+    text = spec(
+        "heads_of_each_layer",
+        """
+row:
+  fields: {k: {type: "e4m3[heads, dim]", quant: {scale: s}}, s: "f32[heads, dim//4]"}
+  page: [{each: [heads, slot], put: [k]}, {align: 4}, [s]]
+""",
+        config="heads_of: {type: list, of: int}",
+        let='heads: "heads_of[layer] if layer < len(heads_of) else 1"\ndim: 8',
+        layers="body: 3",
+        operations=operations("kv", ["k"], ["k", "s"]),
+    )
+    for layer in (0, 1, 2):
+        with pools_of(Case(text, {"heads_of": [3, 1, 5]}, tokens=16), random) as pools:
+            Layer(pools, "kv", layer, ["k", "s"], {"k": Rule("s", 4)}).everything()
+
+
+def test_heads_rounded_up_at_load_time(random: np.random.Generator) -> None:
+    """What a head takes is a multiple of 16 bytes, whatever its values are."""
+    text = spec(
+        "heads_rounded_up",
+        'row: {fields: {k: "f32[heads, dim]"}, page: [{each: [slot, heads], put: [k, {align: 16}]}]}',
+        config="heads: {type: int, min: 1}\ndim: {type: int, min: 1}",
+        operations=operations("kv", ["k"], ["k"]),
+    )
+    with pools_of(Case(text, {"heads": 3, "dim": 5}, tokens=16), random) as pools:
+        Layer(pools, "kv", 1, ["k"]).everything()
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 8])
+def test_a_page_rounded_up_at_load_time(page_size: int, random: np.random.Generator) -> None:
+    """`{align: 128}` ends the page: how many bytes that is, load time knows."""
+    text = spec(
+        "rounded_up",
+        'row: {fields: {k: {type: "e4m3[dim]", quant: {scale: s}}, s: "f32[1]"}, page: [[s, k], {align: 128}]}',
+        choices="page_size: {type: int, min: 1, default: 8}",
+        let="dim: 20",
+        spaces="token: {slots: tokens, page: page_size}",
+        operations=operations("kv", ["k"], ["k", "s"]).replace("gather_fields: {gather: [kv], returns: [k, s]}\n", ""),
+    )
+    with pools_of(Case(text, choices={"page_size": page_size}, tokens=48), random) as pools:
+        row = Layer(pools, "kv", 1, ["k", "s"], {"k": Rule("s", 20)})
+        row.store()
+        row.load()
+        row.put()
+        row.get()
+
+
+AT = spec(
+    "at_root_and_own",
+    'row: {fields: {k: {type: "e4m3[dim]", quant: {scale: s}}, s: "f32[1]"}, page: [[k], [s]]}',
+    """
+kv: {format: row, space: token, layers: layer == 0}
+half: {format: row, space: half, layers: layer == 1}
+rank: {format: row, space: rank, layers: layer == 2}
+ring: {format: row, space: ring, layers: layer == 3}
+""",
+    layers="body: 4",
+    let="dim: 8",
+    spaces="""
+token: {slots: tokens, page: 8}
+half: {of: token, slot: offset // 2}
+rank: {of: token, slot: offset, where: offset % 4 == 1 or offset == 0}
+window: {of: token, slots: tokens / 2, page: 4}
+ring: {of: window, slot: offset % 2, where: offset > 0}
+""",
+    operations="""
+set_values: {store: [kv, half, rank, ring], args: {k: k}}
+set_fields: {put: [kv, half, rank, ring], args: {k: k, s: s}}
+get_values: {load: [kv, half, rank, ring], returns: [k]}
+get_fields: {get: [kv, half, rank, ring], returns: [k, s]}
+own_values: {store: [kv, half, rank, ring], args: {k: k}, at: own}
+own_fields: {put: [kv, half, rank, ring], args: {k: k, s: s}, at: own}
+own_values_there: {load: [kv, half, rank, ring], returns: [k], at: own}
+own_fields_there: {get: [kv, half, rank, ring], returns: [k, s], at: own}
+""",
+)
+AT_DERIVED = {
+    "half": Derived("token", 8, 4, lambda offset: offset // 2),
+    "rank": Derived("token", 8, 8, lambda offset: offset if offset in (0, 1, 5) else None),
+    "ring": Derived("window", 4, 2, lambda offset: offset % 2 if offset else None),
+}
+
+
+@pytest.mark.parametrize("layer, buffer", [*enumerate(["kv", "half", "rank", "ring"])])
+@pytest.mark.parametrize("at", ["root", "own"])
+def test_slots_of_the_root_and_of_the_buffer(layer: int, buffer: str, at: str, random: np.random.Generator) -> None:
+    """Slots that a space does not hold are skipped, and read as zeros; its own are told where the spec says so."""
+    with pools_of(Case(AT, tokens=96, derived=AT_DERIVED if at == "root" else {}), random) as pools:
+        row = Layer(pools, buffer, layer, ["k", "s"], {"k": Rule("s", 8)})
+        stem = "own" if at == "own" else "set"
+        for skip_reserved in (True, False):
+            row.store(f"{stem}_values", skip_reserved=skip_reserved)
+            row.put(f"{stem}_fields", skip_reserved=skip_reserved)
+        row.load("own_values_there" if at == "own" else "get_values")
+        row.get("own_fields_there" if at == "own" else "get_fields")
+
+
+# -- operations of language specs
+
+
+def test_stores_of_dsv4(random: np.random.Generator) -> None:
+    """Latents of every 4 and of every 128 tokens by one operation, and those of windows."""
+    rules = {"nope": Rule("scale", 64, power=True)}
+    for layer, buffer in ((0, "swa_kv"), (1, "c4_kv"), (2, "c128_kv")):
+        choices = {"start_layer": layer, "end_layer": layer + 1}
+        with pools_of(Case("dsv4", choices=choices, tokens=256, **DSV4), random) as pools:
+            operation = "set_swa_key_buffer" if buffer == "swa_kv" else "set_extra_key_buffer"
+            Layer(pools, buffer, layer, ["nope", "rope", "scale"], rules).store(operation)
+
+
+def test_operations_of_the_golden(random: np.random.Generator) -> None:
+    config = {"num_hidden_layers": 3, "full_layers": [0, 2], "window_layers": [1]}
+    rules = {"value": Rule("scale", 4)}
+    with pools_of(Case("operations", config, tokens=16), random) as pools:
+        for buffer, layer in (("full", 2), ("window", 1)):
+            row = Layer(pools, buffer, layer, ["value", "scale", "rope"], rules)
+            row.store("set_latent", value="latent")
+            row.load("get_latent")
+        row = Layer(pools, "full", 0, ["value", "scale", "rope"], rules)
+        row.put("set_codes", value="codes", scale="scales")
+        row.get("get_codes", ["value", "scale"])
+        row.gather("gather_codes")
+
+
+# -- what is named, and what is not there
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["gaps", "tiles", "apart"])
+def test_no_slots(name: str, backend: str, random: np.random.Generator) -> None:
+    """Operations on nothing change nothing."""
+    with pools_of(CASES[name], random) as pools:
+        nothing = pools.given({root: [] for root in pools.model.num_slots()})
+        pool = pools.pools[backend]
+        pool.move(nothing, nothing)
+        pool.restore(pool.save(nothing), nothing)
+        pool.clear_pages(nothing)
+        pools.check()
+
+
+@pytest.mark.parametrize("space", ["token", "window", "request"])
+def test_a_space_named_alone(space: str, random: np.random.Generator) -> None:
+    """The buffers of the others are left alone."""
+    with pools_of(CASES["apart"], random) as pools:
+        sources, targets = ({space: pools.slots()[space]} for _ in range(2))
+        pools.both("move", pools.given(targets), pools.given(sources))
+        pools.model.move(targets, sources)
+        pools.check()
+        pools.both("clear_pages", {space: torch.tensor([1])})
+        pools.model.clear_pages({space: [1]})
+        pools.check()
+
+
+def test_one_tensor_is_for_the_tokens(random: np.random.Generator) -> None:
+    """Beside tokens, requests have to be named."""
+    with pools_of(CASES["states of load-time types"], random) as pools:
+        sources, targets = ({"token": pools.slots()["token"]} for _ in range(2))
+        pools.both("move", strided(targets["token"]), strided(sources["token"]))
+        pools.model.move(targets, sources)
+        pools.check()
+        copy = pools.both("save", strided(sources["token"]))
+        assert copy["slots"] == {"token": len(sources["token"])}
+
+
+def test_no_layers(random: np.random.Generator) -> None:
+    case = replace(CASES["apart"], choices={"start_layer": 1, "end_layer": 1})
+    with interpreted() as sanitizer:
+        for backend in ("torch", "triton"):
+            pool = case.pool(backend)
+            slots = {"token": torch.tensor([0, 5, -1]), "request": torch.tensor([1])}
+            pool.warmup()
+            pool.move(slots, slots)
+            pool.clear_pages(slots)
+            copy = pool.save(slots)
+            assert copy["layers"] == {"kv": (), "kv_window": (), "states": ()}
+            pool.restore(copy, slots)
+            assert pool.describe_staging({"token": 3}) == ()
+            assert pool.transfer_regions() == []
+            assert pool.num_bytes() == 0
+        assert not sanitizer.launches
+
+
+def test_slots_of_a_space_without_layers_are_told(random: np.random.Generator) -> None:
+    """A byte for each slot of each space follows what is staged: 1 where the slot was inside, if some layer uses it."""
+    without_windows = replace(CASES["apart"], choices={"start_layer": 1})
+    with pools_of(without_windows, random) as pools:
+        slots = {"token": strided([0, 5, -1]), "window": strided([3, 2**20]), "request": strided([1])}
+        assert pools.both("pack", slots)[-6:].tolist() == [1, 1, 0, 0, 0, 1]
+
+
+WARM = {
+    "load-time heads": Case(HEADS, {"heads": 3, "dim": 8}, tokens=16),
+    "several formats": Case(SEVERAL, tokens=48),
+    "derived spaces": Case(AT, tokens=96),
+}
+
+
+@pytest.mark.parametrize("name", WARM)
+def test_warmup_changes_nothing(name: str, random: np.random.Generator) -> None:
+    with pools_of(WARM[name], random) as pools:
+        pools.both("warmup")
+        pools.check()
+
+
+# -- refusals
+
+
+def refused(case: Case, operation: str, *arguments: Any, **changes: Any) -> str:
+    with pytest.raises(ValueError) as error:
+        getattr(case.pool(**changes), operation)(*arguments)
+    return str(error.value)
+
+
+SLOTS = torch.tensor([1, 2, 3])
+
+
+def test_one_tensor_where_slots_are_numbered_apart() -> None:
+    needed = "must be a mapping by the names of spaces that number slots apart: ['token', 'window']"
+    apart = CASES["apart"]
+    assert refused(apart, "move", SLOTS, {"token": SLOTS}) == f"tgt_loc {needed}"
+    assert refused(apart, "move", {"token": SLOTS}, SLOTS) == f"src_loc {needed}"
+    for operation, name in (("save", "loc"), ("pack", "loc"), ("clear_pages", "pages")):
+        assert refused(apart, operation, SLOTS) == f"{name} {needed}"
+    assert refused(apart, "describe_staging", 3) == f"n {needed}"
+    copy = apart.pool().save({"token": SLOTS})
+    assert refused(apart, "restore", copy, SLOTS) == f"loc {needed}"
+    assert refused(apart, "unpack", copy["staging"], SLOTS) == f"loc {needed}"
+
+
+def test_spaces_that_are_not_there() -> None:
+    known = "must be a mapping by the names of spaces, token, window, request, not"
+    apart = CASES["apart"]
+    assert refused(apart, "move", {"tokens": SLOTS}, {"token": SLOTS}) == f"tgt_loc {known} 'tokens'"
+    assert refused(apart, "save", {"host": SLOTS}) == f"loc {known} 'host'"
+    assert refused(apart, "clear_pages", {0: SLOTS}) == f"pages {known} 0"
+    derived = CASES["derived"]  # callers do not name spaces that follow from another
+    assert refused(derived, "save", {"odd": SLOTS}) == "loc must be a mapping by the names of spaces, token, not 'odd'"
+    wanted = "n must be a number of slots, or such numbers for ('token', 'window', 'request'), not"
+    assert refused(apart, "describe_staging", {"tokens": 1}) == f"{wanted} {{'tokens': 1}}"
+    assert refused(apart, "describe_staging", {"token": -1}) == f"{wanted} {{'token': -1}}"
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.shared])
+def test_slots_that_share_rows_are_not_moved(name: str) -> None:
+    """In spaces that share none they are."""
+    case = CASES[name]
+    for root, space in case.shared.items():
+        expected = f"slots of `{space}` share rows, so that single slots cannot be moved"
+        assert refused(case, "move", {root: SLOTS}, {root: SLOTS}) == expected
+
+
+def test_moves_of_other_slots_than_were_named() -> None:
+    expected = "tgt_loc and src_loc must agree in slots: {'token': 2} and {'token': 3}"
+    assert refused(CASES["gaps"], "move", SLOTS[:2], SLOTS) == expected
+    expected = "tgt_loc and src_loc must agree in slots: {'token': 3} and {'window': 3}"
+    assert refused(CASES["apart"], "move", {"token": SLOTS}, {"window": SLOTS}) == expected
+
+
+def test_copies_of_another_layout() -> None:
+    """By the first thing that differs: the bytes of a page, the layers, the number of slots."""
+    small = CASES["page of 3"]
+    copy = small.pool().save(SLOTS)
+
+    def told(what: str, theirs: object, own: object) -> str:
+        return f"copy must be of this layout and as many slots: {what} are {theirs} in the copy and {own} here"
+
+    def page(case: Case) -> str:
+        return case.layout().page_fingerprint("kv")
+
+    wider = replace(small, config={"dim": 16})
+    assert page(wider) != page(small)
+    assert refused(wider, "restore", copy, SLOTS) == told("page_fingerprints of `kv`", page(small), page(wider))
+    assert refused(small, "restore", copy, SLOTS, end_layer=1) == told("layers of `kv`", (0, 1), (0,))
+    assert refused(small, "restore", copy, SLOTS[:2]) == told("slots of `token`", 3, 2)
+    apart = CASES["apart"]
+    copy = apart.pool().save({"token": SLOTS, "request": SLOTS})
+    assert refused(apart, "restore", copy, {"token": SLOTS}) == told("slots of `request`", 3, None)
+    assert refused(small, "restore", copy, SLOTS) == told(
+        "page_fingerprints of `kv`", copy["page_fingerprints"]["kv"], page(small)
+    )
+    for broken in (None, {}, {"page_fingerprints": None}):
+        assert refused(small, "restore", broken, SLOTS) == told("page_fingerprints of `kv`", None, page(small))
+    other_pages = replace(small, choices={"page_size": 5})  # of other slots to a page
+    assert "page_fingerprints of `kv`" in refused(other_pages, "restore", small.pool().save(SLOTS), SLOTS)
+
+
+def test_copies_of_planes_of_their_own() -> None:
+    """A copy of a buffer whose planes are tensors is one of another layout where they are not."""
+    split, whole = CASES["split"], CASES["aligned"]
+    message = refused(whole, "restore", split.pool().save(SLOTS), SLOTS)
+    theirs, own = (case.layout().page_fingerprint("kv") for case in (split, whole))
+    came = f"page_fingerprints of `kv` are {theirs} in the copy and {own} here"
+    assert message == f"copy must be of this layout and as many slots: {came}"
+
+
+def test_what_is_no_staging_tensor() -> None:
+    pool = CASES["gaps"].pool()
+    staging = pool.pack(SLOTS)
+    for unfit, came in (
+        (staging[:-1], f"uint8 [{len(staging) - 1}] on cpu"),
+        (staging.view(torch.int8), f"int8 [{len(staging)}] on cpu"),
+        (None, "None"),
+    ):
+        with pytest.raises(ValueError) as error:
+            pool.unpack(unfit, SLOTS)
+        assert str(error.value) == f"staging must be uint8 [{len(staging)}] for {{'token': 3}} slots, not {came}"
+    with pytest.raises(ValueError, match="^a pool on meta holds no bytes to work on$"):
+        case = CASES["gaps"]
+        compiled(case.spec).Pool(case.layout(), 96, device="meta").pack(SLOTS)
