@@ -919,7 +919,8 @@ def _check_reach(spec: Spec, scope: Scope, operation: Operation, buffers: list[B
 
 
 def _unsupported(operation: Operation, what: str) -> Problem:
-    return Problem("KV205", f"{what} is not supported yet", Label(operation.name.span), path=operation.path)
+    help = "leave the operation out: without it the pool still allocates, moves, saves and restores"
+    return Problem("KV205", f"{what} is not supported yet", Label(operation.name.span), help=help, path=operation.path)
 
 
 def _missing_of_buffer(spec: Spec, scope: Scope, operation: Operation, buffer: Buffer) -> str | None:

@@ -13,9 +13,14 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+def blocks(kind: str) -> list[str]:
+    """The fenced blocks of that kind."""
+    return re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL)
+
+
 def block(kind: str) -> str:
     """The one fenced block of that kind."""
-    (found,) = re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL)
+    (found,) = blocks(kind)
     return found
 
 
@@ -47,9 +52,20 @@ def test_server_snippet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))
     names: dict[str, Any] = {}
-    exec(block("python"), names)
+    exec(blocks("python")[0], names)
     assert names["tokens"] == 8 * 2**30 // (64 * 53940) * 64 - 64
     assert names["pool"].buffer("kv", 5).shape == (names["tokens"] // 64 + 1, 41984)
+
+
+def test_pool_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its assertions hold, and what was moved and cleared is where the text says."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(str(ROOT))
+    names: dict[str, Any] = {}
+    exec(blocks("python")[1], names)
+    rows = names["pool"].get_key_buffer(3)
+    assert rows[2064:2164].any(1).all() and not rows[:2064].any() and not rows[2164:].any()
+    assert names["copy"]["slots"] == {"logical": 100}
 
 
 def test_commands_are_all_there() -> None:
