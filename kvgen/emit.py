@@ -73,10 +73,11 @@ from kvgen.views import (
     RuleView,
     StepView,
 )
-from kvgen.walk import Walk, records
+from kvgen.walk import Step, Walk, records
 
 T = TypeVar("T")
 IN_FROM_CONFIG = 3 * STEP  # columns in front of a statement there
+ONE_SLOT = (Step(low=Size.of(1), extent=Size.of(1), stride=Size()),)  # the walk of a page that has one
 IN_DOCSTRING = 3 * STEP  # and in front of what its docstring says about an argument
 
 
@@ -334,7 +335,9 @@ class _Viewer:
             items: list[Code] = [tuple_of([Raw(quoted(name)) for name in record.fields])]
             items += keywords(offset=size_code(record.offset), nbytes=size_code(record.nbytes))
             if self.has_walks:
-                items += keywords(slot_walk=walk_code(record.slot_walk), byte_walk=walk_code(record.byte_walk))
+                items += keywords(
+                    slot_walk=walk_code(record.slot_walk or ONE_SLOT), byte_walk=walk_code(record.byte_walk)
+                )
             else:
                 stride = record.slot_walk[0].stride if record.slot_walk else record.nbytes
                 items += keywords(slot_stride=size_code(stride))

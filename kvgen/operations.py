@@ -183,8 +183,13 @@ class _Pool:
             "pages_decorator": decorator("pages"),
             "slots_lines": slots_or_pages("slots"),
             "pages_lines": slots_or_pages("pages"),
+            "blocks_of_a_page": " * (entry.space.page_size // entry.page.slots)" if self.has_block() else "",
             "blank_argument": "self._blank, " if self.has_init else "",
         }
+
+    def has_block(self) -> bool:
+        """Whether several pages of a buffer may make up one of its space."""
+        return any(buffer.block is not None for buffer in self.layout.buffers)
 
     def has_zeros(self) -> bool:
         """Whether some scale can be 0, which makes codes 0."""

@@ -171,6 +171,7 @@ class PoolView:
     slots_lines: tuple[str, ...]
     pages_lines: tuple[str, ...]
     blank_argument: str
+    blocks_of_a_page: str
     move: str
     save: str
     restore: str

@@ -180,3 +180,17 @@ def test_slots_are_64_bits_wide_before_they_are_multiplied() -> None:
         products = [line for line in launch.compiled.asm["ttir"].splitlines() if "arith.muli" in line]
         wide = [line for line in products if "i64" in line]
         assert len(wide) >= 2 and not [line for line in products if "656" in line and "i64" not in line]
+
+
+@without_interpreter
+def test_copies_behind_the_pointer_table_are_16_bytes_wide() -> None:
+    """What a pointer loaded from a table points to is known to be aligned; scales of 4 bytes are copied as such."""
+    with FakeDriver("sm_90") as driver:
+        pool = pool_of(4, "fp8_scaled")
+        slots = torch.arange(100)
+        pool.move_kv_cache(slots, slots)
+        for launch in driver.launches:
+            ptx = launch.compiled.asm["ptx"]
+            assert ptx.count("ld.global.v4.b32") >= 4 and ptx.count("st.global.v4.b32") >= 4
+            flags = ptx.count("ld.global.b8") + ptx.count("st.global.b8")
+            assert flags <= 8  # one flag a slot and record, for 4 slots

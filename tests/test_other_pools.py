@@ -214,6 +214,21 @@ row:
 """,
     let="dim: 32\nheads: 3",
 )
+ONE_SLOT = spec(  # what the one slot of a page has lies in even steps to its end, as slots do elsewhere
+    "one_slot_in_pieces",
+    """
+of_bytes: {fields: {k: "u8[heads, 4]"}, page: [{each: [heads, slot], put: [k, {align: 8}]}]}
+of_numbers: {fields: {k: "bf16[heads]"}, page: [{each: [heads, slot], put: [k, {pad: 2}]}]}
+turned: {fields: {k: "f32[heads, dim]"}, page: [{each: [slot, dim], put: ["k[heads]", {pad: 12}]}]}
+""",
+    """
+a: {format: of_bytes, space: token, layers: all}
+b: {format: of_numbers, space: token, layers: all}
+c: {format: turned, space: token, layers: all}
+""",
+    let="heads: 5\ndim: 2",
+    spaces="token: {slots: tokens, page: 1}",
+)
 HALF_BYTES = spec(
     "half_bytes_of_all_kinds",
     """
@@ -409,6 +424,7 @@ KDA = {
 OWN_CASES = {
     "gaps": Case(GAPS, tokens=96, count=70),
     "tiles": Case(TILES, tokens=96),
+    "one slot in pieces": Case(ONE_SLOT, tokens=60),
     "half bytes": Case(HALF_BYTES, tokens=96),
     "inits": Case(INITS, tokens=48, init=INIT),
     "split inits": Case(SPLIT_INITS, tokens=48, init={"i": np.float32(0.1)}),
@@ -638,7 +654,8 @@ def test_transfer_regions(case: Case) -> None:
     for key, region in found.items():
         tensor, memory = tensor_of(pool, key), model.memories[key]
         assert (region.ptr, region.nbytes) == (tensor.data_ptr(), tensor.numel())
-        assert region.page_bytes == memory.page_bytes
+        blocks = model.spaces[key[0]].page_size // memory.page.slots
+        assert region.page_bytes == memory.page_bytes * blocks  # so that its page numbers are the space's
         assert region.page_fingerprint == memory.page.fingerprint
         assert region.space == model.spaces[key[0]].name
 

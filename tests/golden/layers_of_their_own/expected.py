@@ -1052,7 +1052,7 @@ class LayersOfTheirOwnPool:
         targets, sources = self._rooted("tgt_loc", tgt_loc), self._rooted("src_loc", src_loc)
         if _counts(targets) != _counts(sources):
             raise ValueError(f"tgt_loc and src_loc must agree in slots: {_counts(targets)} and {_counts(sources)}")
-        for space in self._spaces:
+        for space in {entry.space.name: entry.space for entry in self._entries}.values():
             held = [row for row in space.rows if row >= 0]
             if space.numbering in targets and len(set(held)) < len(held):
                 raise ValueError(f"slots of `{space.name}` share rows, so that single slots cannot be moved")

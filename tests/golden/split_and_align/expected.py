@@ -1088,7 +1088,7 @@ class SplitAndAlignPool:
                     layer=entry.layer,
                     ptr=_address(entry.memory),
                     nbytes=entry.memory.numel(),
-                    page_bytes=entry.memory.shape[1],
+                    page_bytes=entry.memory.shape[1] * (entry.space.page_size // entry.page.slots),
                     device_id=device_id,
                     page_fingerprint=entry.page.fingerprint,
                 )
