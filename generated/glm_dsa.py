@@ -1590,10 +1590,7 @@ class GlmDsaPool:
         self._store(*own, entry, slots, first_slot, cache_k_nope, cache_k_rope)
 
     def get_mla_kv_buffer(
-        self,
-        layer_id: int,
-        loc: torch.Tensor,
-        dst_dtype: torch.dtype = torch.bfloat16,
+        self, layer_id: int, loc: torch.Tensor, dst_dtype: torch.dtype = torch.bfloat16
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Read tokens of `kv` or `kv_draft`, dequantised. One kernel.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -562,12 +562,11 @@ def jit(unspecialised: Iterable[str]) -> str:
     return statement("", call("@triton.jit", Keyword("do_not_specialize", names)), 0)
 
 
-def signature(name: str, parameters: list[str], returns: str) -> str:
+def signature(name: str, parameters: Sequence[str], returns: str, indent: int = 0) -> str:
     """`def name(…) -> returns:` on one line, with its parameters on one of their own, or each on its own."""
-    line = f"def {name}({', '.join(parameters)}){returns}:"
-    if len(line) <= WIDTH:
+    margin = " " * indent
+    if len(line := f"{margin}def {name}({', '.join(parameters)}){returns}:") <= WIDTH:
         return line
-    inside = f"    {', '.join(parameters)}"
-    if len(inside) > WIDTH:
-        inside = "\n".join(f"    {parameter}," for parameter in parameters)
-    return f"def {name}(\n{inside}\n){returns}:"
+    if len(inside := f"{margin}    {', '.join(parameters)}") > WIDTH:
+        inside = "\n".join(f"{margin}    {parameter}," for parameter in parameters)
+    return f"{margin}def {name}(\n{inside}\n{margin}){returns}:"

@@ -220,18 +220,15 @@ class _Pool:
             annotation = "dict[str, torch.Tensor]"
         else:
             annotation = returns.get(item.verb, "torch.Tensor")
-        head = Group(f"{item.name}(", tuple(Raw(text) for text in ("self", *arguments)))
         summary, rest = self.texts(item, buffers)
         return OperationView(
-            signature=statement("", head, IN_CLASS, f" -> {annotation}:").replace("\n", "\n")
-            if len(f"    def {flat(head)} -> {annotation}:") <= 120
-            else _exploded(item.name, ("self", *arguments), annotation),
+            signature=signature(item.name, ["self", *arguments], f" -> {annotation}", IN_CLASS),
             summary=summary,
-            doc=tuple(_docstring(rest, doc, self.raises(item, buffers))),
+            doc=tuple(_docstring(rest, doc, self.raises(item))),
             buffers=flat(names),
             values=tuple(self.values(item, buffers)) if item.verb in STORES else (),
             calls=tuple(self.calls(item)),
-            row_fields=flat(tuple_of([Raw(quoted(name)) for name in self.row_fields(item, buffers)])),
+            row_fields=flat(tuple_of([Raw(quoted(name)) for name in item.fields])),
             is_store=item.verb in STORES,
             is_load=item.verb in LOADS,
             is_gather=item.verb == "gather",
@@ -327,7 +324,7 @@ class _Pool:
         shape = self.shown_shape(buffers, name)
         return shape if "," in shape else f"1, {shape}"
 
-    def raises(self, item: OperationLayout, buffers: list[BufferLayout]) -> list[str]:
+    def raises(self, item: OperationLayout) -> list[str]:
         if item.verb == "describe":
             return []
         lines = ["ValueError: a layer that is not held here, or an unfit argument."]
@@ -430,10 +427,6 @@ class _Pool:
             f"{local_name(name)}.unflatten(1, {flat(tuple_of(extents if len(extents) > 1 else [Raw('1'), *extents]))})"
         )
 
-    def row_fields(self, item: OperationLayout, buffers: list[BufferLayout]) -> tuple[str, ...]:
-        """The fields that rows show; all of each format where none is named, so none is printed."""
-        return item.fields
-
     def warmups(self, items: list[OperationLayout]) -> Iterator[str]:
         """Calls of every operation that launches, on slots that it skips."""
         for item in items:
@@ -457,11 +450,6 @@ class _Pool:
             field = self.field(buffers, name)
             shape = ", ".join(flat(self.number(extent)) for extent in field.shape[1:])
             yield f"self._none.new_zeros((1, {shape}), dtype={flat(self.dtype(item, name))})"
-
-
-def _exploded(name: str, arguments: tuple[str, ...], annotation: str) -> str:
-    lines = "".join(f"{' ' * IN_METHOD}{argument},\n" for argument in arguments)
-    return f"{name}(\n{lines}{' ' * IN_CLASS}) -> {annotation}:"
 
 
 def _docstring(rest: str, arguments: list[str], raises: list[str]) -> Iterator[str]:

@@ -1226,13 +1226,7 @@ class OperationsPool:
                 self.gather_codes(layer, nowhere + 2, nowhere[:, None], 1, 1)
 
     def set_latent(
-        self,
-        layer_id: int,
-        loc: torch.Tensor,
-        latent: torch.Tensor,
-        rope: torch.Tensor,
-        *,
-        skip_reserved: bool = True,
+        self, layer_id: int, loc: torch.Tensor, latent: torch.Tensor, rope: torch.Tensor, *, skip_reserved: bool = True
     ) -> None:
         """Store tokens in `full` or `window`, quantised where the format is. One kernel.
 
@@ -1291,10 +1285,7 @@ class OperationsPool:
         self._store(_put_latent_kernel, _put_latent, entry, slots, first_slot, codes, scales, rope)
 
     def get_latent(
-        self,
-        layer_id: int,
-        loc: torch.Tensor,
-        dst_dtype: torch.dtype = torch.bfloat16,
+        self, layer_id: int, loc: torch.Tensor, dst_dtype: torch.dtype = torch.bfloat16
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Read tokens of `full` or `window`, dequantised. One kernel.
 
