@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "7f8740044726168f"
@@ -824,7 +824,10 @@ def _quantised_key(x, NATIVE: tl.constexpr):
     return code, scale
 
 
-@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
 def _store_mla_bf16_kernel(
     memory_ptr,
     slots_ptr,
@@ -855,7 +858,10 @@ def _store_mla_bf16_kernel(
     tl.store((row_ptr + 1024).to(tl.pointer_type(tl.int16))[:, None] + column, rope, mask=kept[:, None])
 
 
-@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
 def _store_mla_fp8_scaled_kernel(
     memory_ptr,
     slots_ptr,
@@ -895,7 +901,10 @@ def _store_mla_fp8_scaled_kernel(
     tl.store((row_ptr + 528).to(tl.pointer_type(tl.int16))[:, None] + column, rope, mask=kept[:, None])
 
 
-@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
 def _store_mla_fp8_raw_kernel(
     memory_ptr,
     slots_ptr,
@@ -927,7 +936,10 @@ def _store_mla_fp8_raw_kernel(
     tl.store((row_ptr + 512)[:, None] + column, _e4m3_code(_bf16_value(rope), NATIVE), mask=kept[:, None])
 
 
-@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots", "key_scale_stride"],
+    do_not_specialize_on_alignment=["slots_ptr", "key_scale_ptr"],
+)
 def _put_index_fp8_kernel(
     memory_ptr,
     slots_ptr,
@@ -959,7 +971,10 @@ def _put_index_fp8_kernel(
     tl.store((key_scale_row_ptr + 8192).to(tl.pointer_type(tl.int32))[:, None] + column, key_scale, mask=kept[:, None])
 
 
-@triton.jit(do_not_specialize=["count", "first_slot", "num_slots"])
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
 def _store_index_fp8_kernel(
     memory_ptr,
     slots_ptr,
@@ -993,7 +1008,7 @@ def _store_index_fp8_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["count", "num_slots"])
+@triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
 def _load_mla_bf16_kernel(
     memory_ptr, slots_ptr, slots_stride, count, num_slots, latent_ptr, rope_ptr, TOKENS: tl.constexpr
 ):
@@ -1019,7 +1034,7 @@ def _load_mla_bf16_kernel(
     tl.store(rope_ptr + token[:, None] * 64 + column, rope, mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["count", "num_slots"])
+@triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
 def _load_mla_fp8_scaled_kernel(
     memory_ptr, slots_ptr, slots_stride, count, num_slots, latent_ptr, rope_ptr, TOKENS: tl.constexpr
 ):
@@ -1055,7 +1070,7 @@ def _load_mla_fp8_scaled_kernel(
     tl.store(rope_ptr + token[:, None] * 64 + column, rope, mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["count", "num_slots"])
+@triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
 def _load_mla_fp8_raw_kernel(
     memory_ptr, slots_ptr, slots_stride, count, num_slots, latent_ptr, rope_ptr, TOKENS: tl.constexpr
 ):
@@ -1081,7 +1096,19 @@ def _load_mla_fp8_raw_kernel(
     tl.store(rope_ptr + token[:, None] * 64 + column, _rounded(rope, rope_ptr.dtype.element_ty), mask=inside[:, None])
 
 
-@triton.jit(do_not_specialize=["count", "table_pages", "num_pages", "max_length"])
+@triton.jit(
+    do_not_specialize=[
+        "lengths_stride",
+        "table_stride",
+        "table_step",
+        "table_pages",
+        "num_pages",
+        "max_length",
+        "count",
+        "blocks",
+    ],
+    do_not_specialize_on_alignment=["lengths_ptr", "table_ptr"],
+)
 def _gather_index_fp8_kernel(
     memory_ptr,
     lengths_ptr,
@@ -1093,13 +1120,14 @@ def _gather_index_fp8_kernel(
     num_pages,
     max_length,
     count,
+    blocks,
     key_ptr,
     key_scale_ptr,
     TOKENS: tl.constexpr,
 ):
     """Read stored fields of whole sequences from `index_fp8`; zeros for a page outside."""
-    position = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    request = tl.program_id(1).to(tl.int64)
+    request = tl.program_id(0).to(tl.int64) // blocks
+    position = tl.program_id(0).to(tl.int64) % blocks * TOKENS + tl.arange(0, TOKENS)
     length = tl.load(lengths_ptr + request * lengths_stride).to(tl.int64)
     start = request * 0  # the tokens of the requests before
     for first in range(0, request, 128):
@@ -1158,7 +1186,17 @@ def _record_ptr(table_ptr, entry, slot, RECORD: tl.constexpr):
     return page_ptr + slot % RECORD.page_slots * RECORD.slot_stride + RECORD.offset
 
 
-@triton.jit(do_not_specialize=["device_count", "device_num_slots", "logical_count", "logical_num_slots"])
+@triton.jit(
+    do_not_specialize=[
+        "device_slots_stride",
+        "device_count",
+        "device_num_slots",
+        "logical_slots_stride",
+        "logical_count",
+        "logical_num_slots",
+    ],
+    do_not_specialize_on_alignment=["device_slots_ptr", "logical_slots_ptr"],
+)
 def _pack_kernel(
     staging_ptr,
     table_ptr,
@@ -1204,7 +1242,17 @@ def _pack_kernel(
                 tl.store(staged_ptr[:, None] + byte, copied, mask=inside[:, None] & whole)
 
 
-@triton.jit(do_not_specialize=["device_count", "device_num_slots", "logical_count", "logical_num_slots"])
+@triton.jit(
+    do_not_specialize=[
+        "device_slots_stride",
+        "device_count",
+        "device_num_slots",
+        "logical_slots_stride",
+        "logical_count",
+        "logical_num_slots",
+    ],
+    do_not_specialize_on_alignment=["device_slots_ptr", "logical_slots_ptr"],
+)
 def _unpack_kernel(
     staging_ptr,
     table_ptr,
@@ -1246,7 +1294,17 @@ def _unpack_kernel(
                 tl.store(byte_ptr, copied, mask=kept_bytes)
 
 
-@triton.jit(do_not_specialize=["device_count", "device_num_pages", "logical_count", "logical_num_pages"])
+@triton.jit(
+    do_not_specialize=[
+        "device_pages_stride",
+        "device_count",
+        "device_num_pages",
+        "logical_pages_stride",
+        "logical_count",
+        "logical_num_pages",
+    ],
+    do_not_specialize_on_alignment=["device_pages_ptr", "logical_pages_ptr"],
+)
 def _clear_kernel(
     table_ptr,
     device_pages_ptr,
@@ -1396,7 +1454,8 @@ class GlmDsaPool:
         requests: how many at a time, for spaces that grow with them.
         allocate: `allocate(name, layer, nbytes)` returns contiguous uint8 memory of the device, 256-byte aligned; it
             is zeroed here. The default is `torch.zeros`.
-        backend: "auto" (torch on CPU, Triton elsewhere), "torch" or "triton" (on CPU tensors: Triton's interpreter).
+        backend: "auto" (torch on CPU, Triton elsewhere), "torch" (on a GPU it waits and cannot be captured) or "triton"
+            (on CPU tensors: Triton's interpreter).
 
     Raises:
         ValueError: a token count that is no multiple of the granule, an unknown backend, or unfit memory.
@@ -1462,7 +1521,7 @@ class GlmDsaPool:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return {nbytes} bytes of uint8")
         if memory.device != self.device or not memory.is_contiguous():
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return contiguous memory of {self.device}")
-        if memory.device.type != "meta" and memory.data_ptr() % 256:
+        if memory.device.type != "meta" and (memory.data_ptr() % 256 or memory.storage_offset() % 16):
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to 256 bytes")
         return memory.zero_().view(num_pages, page_bytes)
 
@@ -1523,35 +1582,39 @@ class GlmDsaPool:
         raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(buffer.layers)}")
 
     def warmup(self) -> None:
-        """Compile every kernel for slots of either dtype, by running each on slots that it skips."""
+        """Compile every kernel, for slots of either dtype and each `dst_dtype`, by runs on slots that it skips."""
         if not self._triton:
             return
-        for dtype in (torch.int32, torch.int64):
-            nowhere = torch.full((1,), -1, dtype=dtype, device=self.device)
-            slots = dict.fromkeys(self._roots, nowhere)
-            if self._entries:
-                self.unpack(self.pack(slots), slots)
-                self.clear_pages(slots)
+        nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
+        for own in nowhere if self._entries else ():
+            slots = dict.fromkeys(self._roots, own)
+            self.unpack(self.pack(slots), slots)
+            self.clear_pages(slots)
+        for slots in nowhere:
             for layer in self._owners(("kv", "kv_draft")):
                 self.set_mla_kv_buffer(
                     layer,
-                    nowhere,
+                    slots,
                     self._none.new_zeros((1, 512), dtype=torch.bfloat16),
                     self._none.new_zeros((1, 64), dtype=torch.bfloat16),
                 )
+        for slots, dtype in product(nowhere, (torch.bfloat16, torch.float16, torch.float32)):
             for layer in self._owners(("kv", "kv_draft")):
-                self.get_mla_kv_buffer(layer, nowhere)
+                self.get_mla_kv_buffer(layer, slots, dtype)
+        for slots in nowhere:
             for layer in self._owners(("index_k",)):
                 self.set_index_k_scale_buffer(
                     layer,
-                    nowhere,
+                    slots,
                     self._none.new_zeros((1, 128), dtype=torch.float8_e4m3fn),
                     self._none.new_zeros((1, 1), dtype=torch.float32),
                 )
+        for slots in nowhere:
             for layer in self._owners(("index_k",)):
-                self.store_index_k(layer, nowhere, self._none.new_zeros((1, 128), dtype=torch.bfloat16))
+                self.store_index_k(layer, slots, self._none.new_zeros((1, 128), dtype=torch.bfloat16))
+        for lengths, table in product(nowhere, nowhere):
             for layer in self._owners(("index_k",)):
-                self.get_index_k_scale_buffer(layer, nowhere + 2, nowhere[:, None], 1, 1)
+                self.get_index_k_scale_buffer(layer, lengths + 2, table[:, None], 1, 1)
 
     def set_mla_kv_buffer(
         self,
@@ -1594,7 +1657,8 @@ class GlmDsaPool:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Read tokens of `kv` or `kv_draft`, dequantised. One kernel.
 
-        Returns latent [n, 1, 512], rope [n, 1, 64]; zeros for a slot outside the space, and one NaN for every NaN.
+        Returns latent [n, 1, 512], rope [n, 1, 64]; zeros for a slot outside. A NaN that is computed is 0x7FFF in 16
+        bits.
 
         Args:
             layer_id: global id of a layer that owns `kv` or `kv_draft`.
@@ -1832,15 +1896,17 @@ class GlmDsaPool:
         shapes = zip(numbers, dtypes, strict=True)
         outputs = tuple(entry.memory.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
         num_pages = self._num_slots(entry.space) // entry.space.page_size
-        grid = (-(-longest // self._tokens), len(lengths))
+        longest = min(longest, table.shape[1] * entry.space.page_size)
+        blocks = -(-longest // self._tokens)
         if not self._triton:
             rows, slots = _sequences(lengths.long(), table.long(), num_pages, entry.space.page_size, total, longest)
             read = twin(entry, slots, torch.ones_like(slots, dtype=torch.bool), dtypes)
             for output, values in zip(outputs, read, strict=True):
                 output[rows] = values
-        elif all(grid) and total:
+        elif blocks and len(lengths) and total:
+            grid = (blocks * len(lengths),)
             sequences = (lengths, lengths.stride(0), table, *table.stride(), table.shape[1])
-            self._launch(kernel, grid, entry, *sequences, num_pages, longest, total, *outputs)
+            self._launch(kernel, grid, entry, *sequences, num_pages, longest, total, blocks, *outputs)
         return outputs
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], entry: _Entry, *arguments: Any) -> None:
@@ -1865,8 +1931,8 @@ class GlmDsaPool:
         targets, sources = self._rooted("tgt_loc", tgt_loc), self._rooted("src_loc", src_loc)
         if _counts(targets) != _counts(sources):
             raise ValueError(f"tgt_loc and src_loc must agree in slots: {_counts(targets)} and {_counts(sources)}")
-        staging, targets = self._pack(self._in_spaces(sources)), self._in_spaces(targets)
-        self._unpack(staging, targets)
+        staging = self._pack(self._in_spaces(sources), torch.empty)
+        self._unpack(staging, self._in_spaces(targets))
 
     def get_cpu_copy(self, loc: torch.Tensor | Mapping) -> dict[str, Any]:
         """A copy of slots in host memory: their fields in all buffers of all layers.
@@ -1920,7 +1986,8 @@ class GlmDsaPool:
         if not isinstance(staging, torch.Tensor) or staging.dtype != torch.uint8 or staging.shape != (nbytes,):
             raise ValueError(f"staging must be uint8 [{nbytes}] for {_counts(slots)} slots, not {_kind(staging)}")
         self._check_device("staging", staging)
-        self._unpack(staging.contiguous(), slots)
+        is_aligned = staging.is_contiguous() and staging.storage_offset() % 16 == 0 and staging.data_ptr() % 16 == 0
+        self._unpack(staging if is_aligned else staging.clone(memory_format=torch.contiguous_format), slots)
 
     def describe_staging(self, n: int | Mapping[str, int]) -> tuple[StagingPart, ...]:
         """Where the records of n slots lie in a staging tensor; n may be a mapping by the names of spaces.
@@ -2041,7 +2108,9 @@ class GlmDsaPool:
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         rows = tensor.reshape(shape[0], math.prod(shape[1:]))
-        rows = rows if rows.stride(1) == 1 else rows.clone(memory_format=torch.contiguous_format)
+        is_wide = self._triton and rows.shape[1] * dtype.itemsize % 16 == 0
+        if rows.stride(1) != 1 or (is_wide and (rows.stride(0) % 16 or rows.data_ptr() % 16)):
+            rows = rows.clone(memory_format=torch.contiguous_format)  # kernels take rows at multiples of 16
         return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
 
     def _bound(self, name: str, given: object, computed: Callable[[], Any]) -> int:
@@ -2067,7 +2136,10 @@ class GlmDsaPool:
             if root not in self._roots:
                 known = ", ".join(self._roots)
                 raise ValueError(f"{name} must be a mapping by the names of spaces, {known}, not {_shown(root)}")
-        return {root: self._integers(f"{name}", given[root], 1) for root in self._roots if root in given}
+        checked = {root: self._integers(name, given[root], 1) for root in self._roots if root in given}
+        if len(self._roots) == 1:
+            return checked
+        return {root: own.long() for root, own in checked.items()}  # one kernel for any mixture of dtypes
 
     def _in_spaces(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The slots of every space of the pool; none of those that were not named."""
@@ -2104,10 +2176,10 @@ class GlmDsaPool:
         records = ((record.layers * record.nbytes, counts[self._spaces[record.space].name]) for record in self._records)
         return sum(-(-nbytes * count // 16) * 16 for nbytes, count in records) + sum(counts.values())
 
-    def _pack(self, slots: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Slots of every space, staged."""
+    def _pack(self, slots: dict[str, torch.Tensor], make: Callable = torch.zeros) -> torch.Tensor:
+        """Slots of every space, staged in a tensor that `make` makes."""
         counts = _counts(slots)
-        staging = torch.zeros(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
+        staging = make(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
         if self._triton:
             self._launch_all(_pack_kernel, staging, slots)
             return staging
@@ -2378,14 +2450,7 @@ def _rows(entry: _Entry, names: tuple[str, ...], dtype: torch.dtype | None) -> t
 _TORCH_DTYPES = {
     "bf16": torch.bfloat16,
     "e4m3": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-    "e8m0": torch.float8_e8m0fnu,
-    "f16": torch.float16,
     "f32": torch.float32,
-    "i32": torch.int32,
-    "i64": torch.int64,
-    "i8": torch.int8,
-    "u8": torch.uint8,
 }
 
 

@@ -282,7 +282,8 @@ class _Viewer:
         yield "from contextlib import AbstractContextManager, nullcontext"
         yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"
         yield "from fractions import Fraction"
-        yield "from itertools import groupby"
+        has_products = any(item.verb in ("load", "gather") for item in self.layout.operations)
+        yield f"from itertools import groupby{', product' if has_products else ''}"
         yield "from typing import Any, NamedTuple, NoReturn, Self"
 
     def byte_map(self) -> Iterator[str]:

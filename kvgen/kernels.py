@@ -36,21 +36,18 @@ TORCH_DTYPES = {
 }
 
 
-UNSPECIALISED = (
-    "count",
-    "first_slot",
-    "num_slots",
-    "table_pages",
-    "num_pages",
-    "max_length",
-)  # one kernel for all values
+UNSPECIALISED = (  # one kernel for all values
+    *("slots_stride", "count", "first_slot", "num_slots"),
+    *("lengths_stride", "table_stride", "table_step", "table_pages", "num_pages", "max_length", "blocks"),
+)
+UNALIGNED = ("slots_ptr", "lengths_ptr", "table_ptr")  # one kernel for all addresses
 
 
 TAKEN = (  # names that kernels and their twins use themselves
     *("block", "codes", "column", "count", "earlier", "element", "entry", "first", "first_slot", "inside", "kept"),
     *("length", "lengths", "max_length", "memory", "num_pages", "num_slots", "own", "page", "page_ptr", "position"),
     *("request", "row", "scales", "self", "slot", "slots", "start", "table", "table_column", "tl", "token", "tokens"),
-    *("dtypes", "float", "range", "torch", "triton", "value", "values"),
+    *("blocks", "dtypes", "float", "range", "torch", "triton", "value", "values"),
 )
 
 
@@ -274,7 +271,7 @@ class _Kernel:
             twin_doc=f"The fields of `{self.target.page.format}` for values, [slots, values] each."
             if self.is_given
             else self.doc(),
-            decorator=jit(name for name in UNSPECIALISED if name in self.parameters()),
+            decorator=self.decorator(),
             rows=tuple(f"{name} = memory_ptr + {key}" for key, name in self.rows.items()),
             blocks=tuple(blocks),
             twin_lines=tuple(twins),
@@ -291,10 +288,26 @@ class _Kernel:
             has_widening=self.widens,
         )
 
+    def decorator(self) -> str:
+        """Slots and tables may lie anywhere. So may values of few bytes; others are laid at multiples of 16 before."""
+        small: list[str] = []
+        if self.is_given:
+            small = [local_name(name) for name in self.names if not self.is_wide(self.fields[name])]
+        numbers = (*UNSPECIALISED, *(f"{name}_stride" for name in small))
+        pointers = (*UNALIGNED, *(f"{name}_ptr" for name in small))
+        own = self.parameters()
+        return jit([name for name in own if name in numbers], [name for name in own if name in pointers])
+
+    def is_wide(self, field: FieldLayout) -> bool:
+        """Whether rows of the values that are given for a field can lie at multiples of 16 bytes."""
+        bits = 16 if self.verb == "store" and field.quant is not None else DTYPES[field.dtype]
+        nbytes = count(field).known
+        return nbytes is None or nbytes * bits // BYTE % 16 == 0
+
     def parameters(self) -> tuple[str, ...]:
         """Of the kernel, its constants left out."""
         slots = ("slots_ptr", "slots_stride", "count", *(("first_slot",) if self.is_given else ()), "num_slots")
-        table = ("table_ptr", "table_stride", "table_step", "table_pages", "num_pages", "max_length", "count")
+        table = ("table_ptr", "table_stride", "table_step", "table_pages", "num_pages", "max_length", "count", "blocks")
         gathered = ("lengths_ptr", "lengths_stride", *table)
         values = []
         for name in map(local_name, self.names):
@@ -556,10 +569,15 @@ class _Kernel:
         return statement(head, code, IN_FUNCTION)
 
 
-def jit(unspecialised: Iterable[str]) -> str:
-    """The decorator of a kernel whose arguments of those names do not mean a compilation."""
-    names = Group("[", tuple(Raw(quoted(name)) for name in unspecialised), "]")
-    return statement("", call("@triton.jit", Keyword("do_not_specialize", names)), 0)
+def jit(unspecialised: Iterable[str], unaligned: Iterable[str]) -> str:
+    """The decorator of a kernel that is compiled once for all values, or alignments, of arguments of those names."""
+    lists = [Group("[", tuple(Raw(quoted(name)) for name in names), "]") for names in (unspecialised, unaligned)]
+    code = call(
+        "@triton.jit",
+        Keyword("do_not_specialize", lists[0]),
+        Keyword("do_not_specialize_on_alignment", lists[1]),
+    )
+    return statement("", code, 0)
 
 
 def signature(name: str, parameters: Sequence[str], returns: str, indent: int = 0) -> str:

@@ -163,7 +163,8 @@ class _Pool:
             return [f"{space}_{kind}" for space in spaces for kind in kinds]
 
         def decorator(what: str) -> str:
-            return jit([f"{space}_{kind}" for space in spaces for kind in ("count", f"num_{what}")])
+            numbers = [f"{space}_{kind}" for space in spaces for kind in (f"{what}_stride", "count", f"num_{what}")]
+            return jit(numbers, [f"{space}_{what}_ptr" for space in spaces])
 
         def slots_or_pages(what: str) -> tuple[str, ...]:
             kinds = (f"{what}_ptr", f"{what}_stride", "count", f"num_{what}")
@@ -204,7 +205,9 @@ class _Pool:
         return f'{{"TOKENS": self._tokens{native}{", **entry.page.constants" if load_time_pages(self.layout) else ""}}}'
 
     def torch_dtypes(self) -> str:
-        items = tuple(Raw(f"{quoted(name)}: torch.{dtype}") for name, dtype in sorted(TORCH_DTYPES.items()))
+        own = {field.dtype for page in self.layout.pages for field in page.fields}
+        names = sorted(TORCH_DTYPES if own - set(DTYPES) else own & set(TORCH_DTYPES))
+        items = tuple(Raw(f"{quoted(name)}: torch.{TORCH_DTYPES[name]}") for name in names)
         return statement("_TORCH_DTYPES = ", Group("{", items, "}", broken=True), 0)
 
     # -- one operation
@@ -295,7 +298,7 @@ class _Pool:
             case "load":
                 shapes = ", ".join(f"{name} [n, {self.loaded_shape(buffers, name)}]" for name in item.fields)
                 return f"Read tokens of {owners}, dequantised. One kernel.", (
-                    f"Returns {shapes}; zeros for a slot outside the space, and one NaN for every NaN."
+                    f"Returns {shapes}; zeros for a slot outside. A NaN that is computed is 0x7FFF in 16 bits."
                 )
             case "get":
                 return f"Read {fields} of tokens as stored in {owners}. One kernel.", (
@@ -433,16 +436,22 @@ class _Pool:
             if item.verb not in _KERNEL_VERBS:
                 continue
             names = flat(tuple_of([Raw(quoted(name)) for name in item.buffers]))
-            yield f"for layer in self._owners({names}):"
-            arguments = ["layer", "nowhere"]
-            if item.verb == "gather":
-                arguments = ["layer", "nowhere + 2", "nowhere[:, None]", "1", "1"]
-            elif item.verb in STORES:
-                buffers = [self.buffers[name] for name in item.buffers]
-                arguments += self.blanks(item, buffers)
+            loops = {
+                "load": "product(nowhere, (torch.bfloat16, torch.float16, torch.float32))",
+                "gather": "product(nowhere, nowhere)",
+            }
+            given = {"load": "slots, dtype", "gather": "lengths, table"}.get(item.verb, "slots")
+            arguments = {
+                "load": ["layer", "slots", "dtype"],
+                "gather": ["layer", "lengths + 2", "table[:, None]", "1", "1"],
+            }.get(item.verb, ["layer", "slots"])
+            yield f"for {given} in {loops.get(item.verb, 'nowhere')}:"
+            yield f"    for layer in self._owners({names}):"
+            if item.verb in STORES:
+                arguments += self.blanks(item, [self.buffers[name] for name in item.buffers])
                 if any("entry." in argument for argument in arguments):
-                    yield f"    entry = self._owned(layer, {names})"
-            margin = " " * STEP
+                    yield f"        entry = self._owned(layer, {names})"
+            margin = " " * 2 * STEP
             yield margin + statement("", call(f"self.{item.name}", *map(Raw, arguments)), IN_METHOD + 2 * STEP)
 
     def blanks(self, item: OperationLayout, buffers: list[BufferLayout]) -> Iterator[str]:

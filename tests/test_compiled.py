@@ -1,6 +1,7 @@
 """Kernels compiled ahead for every target, and what one operation asks of a device, on a driver that does nothing."""
 
 import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,32 @@ def test_every_kernel_compiles(target: str) -> None:
     assert compiled == KERNELS
 
 
+@pytest.mark.parametrize("ratio", [1, 2])
 @without_interpreter
-def test_warming_up_leaves_nothing_to_compile() -> None:
-    """Ordinary calls of any size after the warm-up find their kernels, with slots of either dtype."""
+def test_warming_up_leaves_nothing_to_compile(ratio: int) -> None:
+    """Calls of any size, from slots, tables and values that lie anywhere, find their kernels after the warm-up."""
     with FakeDriver("sm_90") as driver:
-        pool = pool_of(4, "fp8_scaled")
+        pool = pool_of(4, "fp8_scaled", ratio)
         pool.warmup()
         warm = len(driver.kernels)
         for n in (1, 2, 16, 17, 640):
             for dtype in (torch.int32, torch.int64):
                 run_everything(pool, n, dtype)
+        values, odd = torch.zeros((8, 1200)).bfloat16(), torch.zeros((8, 650)).bfloat16()
+        slots, table = torch.arange(40, dtype=torch.int32), torch.zeros((8, 64), dtype=torch.int32)
+        for loc in (slots[1:9], slots[:16:2], slots.long()[3:11]):
+            pool.set_mla_kv_buffer(1, loc, values[:, :512], values[:, 512:576])
+            pool.set_mla_kv_buffer(1, loc, odd[:, 1:513], odd[:, 3:67])
+            pool.set_mla_kv_buffer(1, loc, values[:, :1024:2], values[:, ::8][:, :64])
+            pool.set_index_k_scale_buffer(0, loc, values[:, :128].to(torch.float8_e4m3fn), torch.zeros((8, 5))[:, 1:2])
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                pool.get_mla_kv_buffer(1, loc, dtype)
+            for pages in (table[:, :1], table[:, :16], table[:, 1:3], table.long()[:, ::3]):
+                pool.get_index_k_scale_buffer(0, loc, pages, 100, 40)
+        for roots in ({"logical": slots[1:]}, {"logical": slots.long()}) if ratio == 2 else (slots[1:],):
+            pool.move_kv_cache(roots, roots)
+            pool.unpack(pool.pack(roots), roots)
+            pool.clear_pages(roots)
         assert len(driver.kernels) == warm
 
 
@@ -87,9 +104,10 @@ def run_everything(pool: Any, n: int, dtype: torch.dtype = torch.int64) -> None:
         pool.store_index_k(layer, slots, key)
         pool.set_index_k_scale_buffer(layer, slots, key.to(torch.float8_e4m3fn), scale)
         pool.get_index_k_scale_buffer(layer, slots, slots[:, None], n, n)
-    pool.move_kv_cache(slots, slots)
-    pool.load_cpu_copy(pool.get_cpu_copy(slots), slots)
-    pool.clear_pages(slots)
+    roots = dict.fromkeys(pool._roots, slots)
+    pool.move_kv_cache(roots, roots)
+    pool.load_cpu_copy(pool.get_cpu_copy(roots), roots)
+    pool.clear_pages(roots)
 
 
 @without_interpreter
@@ -134,6 +152,7 @@ def test_nothing_grows_with_the_layers() -> None:
     for few, many in seen.values():
         assert few == many
     assert seen["move"][0][0] == ["_pack_kernel", "_unpack_kernel"]
+    assert seen["move"][0][1] == ["aten.empty.memory_format"]  # and nothing else for the device to do
     assert seen["save"][0][0] == ["_pack_kernel"]
     assert seen["save"][0][1].count("aten.copy_.default") == 1  # the transfer
     assert seen["restore"][0][0] == ["_unpack_kernel"]
@@ -194,3 +213,55 @@ def test_copies_behind_the_pointer_table_are_16_bytes_wide() -> None:
             assert ptx.count("ld.global.v4.b32") >= 4 and ptx.count("st.global.v4.b32") >= 4
             flags = ptx.count("ld.global.b8") + ptx.count("st.global.b8")
             assert flags <= 8  # one flag a slot and record, for 4 slots
+
+
+@pytest.mark.parametrize(
+    ("spec", "target"),
+    [("golden/operations/spec", "sm_90"), ("golden/operations/spec", "gfx942"), ("language/dsv4", "sm_90")],
+)
+@without_interpreter
+def test_kernels_of_other_layouts_compile(spec: str, target: str, tmp_path: Path) -> None:
+    """Several buffers of one operation, and e8m0 scales in spaces derived from others."""
+    from kvgen.compile import compile_spec
+
+    path = Path(__file__).parent / f"{spec}.yaml"
+    compiled = compile_spec(path.name, lambda name: (path.parent / name).read_bytes())
+    assert compiled.module is not None
+    (tmp_path / "other.py").write_text(compiled.module.text)
+    found = importlib.util.spec_from_file_location("other", tmp_path / "other.py")
+    assert found is not None and found.loader is not None
+    sys.modules["other"] = other = importlib.util.module_from_spec(found)
+    found.loader.exec_module(other)
+    config = {
+        "golden/operations/spec": {"num_hidden_layers": 3, "full_layers": [0, 2], "window_layers": [1]},
+        "language/dsv4": {
+            "num_hidden_layers": 3,
+            "compress_ratios": [0, 4, 128],
+            "head_dim": 512,
+            "index_head_dim": 128,
+            "qk_rope_head_dim": 64,
+        },
+    }[spec]
+    layout = other.Layout.from_config(config)
+    with FakeDriver(target) as driver:
+        other.Pool(layout, 2 * layout.granule, requests=2, backend="triton").warmup()
+    names = {launch.name for launch in driver.launches}
+    assert {"_pack_kernel", "_unpack_kernel", "_clear_kernel"} < names
+    assert any(name.startswith("_store") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("capability", "native"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True), ((12, 0), True)]
+)
+@without_interpreter
+def test_which_devices_cast_to_e4m3(capability: tuple[int, int], native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    glm_dsa = importlib.import_module("generated.glm_dsa")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert glm_dsa._casts_to_e4m3(torch.device("cuda:1")) is native
+    assert glm_dsa._casts_to_e4m3(torch.device("cpu")) is False
+    for name in ("gfx942:sramecc+", "gfx950:sramecc+", "gfx1100"):
+        properties = type("Properties", (), {"gcnArchName": name})
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, own=properties: own)
+        assert glm_dsa._casts_to_e4m3(torch.device("cuda:0")) is name.startswith("gfx950")

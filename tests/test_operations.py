@@ -700,6 +700,31 @@ def test_gather_index_of_lengths_that_lie(backend: Backend, dtype: torch.dtype) 
     twin.check()
 
 
+def test_gather_index_of_many_requests(backend: Backend) -> None:
+    """300 requests, 0 to 4 tokens of page 1 or 2 each, in turn."""
+    twin = backend.twin("bf16")
+    lengths = [number % 5 for number in range(300)]
+    pages = [1 + number % 2 for number in range(300)]
+    slots = [64 * page + token for length, page in zip(lengths, pages, strict=True) for token in range(length)]
+    key, scale = twin.pool.get_index_k_scale_buffer(0, locs(lengths), locs([[page] for page in pages]), 600, 4)
+    np.testing.assert_array_equal(np.hstack([key.numpy(), scale.numpy()]), twin.index(0).read(slots))
+    twin.check()
+
+
+def test_staging_that_begins_anywhere(backend: Backend, random: np.random.Generator) -> None:
+    """`unpack` takes a staging tensor at an odd address, or with gaps, as it takes one that `pack` made."""
+    pool = backend.twin("fp8_scaled").pool
+    loc, there = locs([70, 65, 130, 3]), locs([90, 91, 92, 93])
+    staging = pool.pack(loc)
+    odd = torch.cat([staging[:3], staging])[3:]
+    for given in (odd, torch.stack([staging, staging], 1)[:, 0]):
+        pool.clear_pages(locs([1]))
+        pool.unpack(given, there)
+        assert torch.equal(pool.pack(there)[:-4], pool.pack(there.int())[:-4])
+        assert torch.equal(pool.pack(there), staging)
+        pool.unpack(staging, loc)
+
+
 # -- views
 
 

@@ -533,7 +533,10 @@ def _record_ptr(table_ptr, entry, slot, RECORD: tl.constexpr):
     return page_ptr + slot % RECORD.page_slots * RECORD.slot_stride + RECORD.offset
 
 
-@triton.jit(do_not_specialize=["token_count", "token_num_slots"])
+@triton.jit(
+    do_not_specialize=["token_slots_stride", "token_count", "token_num_slots"],
+    do_not_specialize_on_alignment=["token_slots_ptr"],
+)
 def _pack_kernel(
     staging_ptr,
     table_ptr,
@@ -575,7 +578,10 @@ def _pack_kernel(
                 tl.store(staged_ptr[:, None] + byte, copied, mask=inside[:, None] & whole)
 
 
-@triton.jit(do_not_specialize=["token_count", "token_num_slots"])
+@triton.jit(
+    do_not_specialize=["token_slots_stride", "token_count", "token_num_slots"],
+    do_not_specialize_on_alignment=["token_slots_ptr"],
+)
 def _unpack_kernel(
     staging_ptr,
     table_ptr,
@@ -613,7 +619,10 @@ def _unpack_kernel(
                 tl.store(byte_ptr, copied, mask=kept_bytes)
 
 
-@triton.jit(do_not_specialize=["token_count", "token_num_pages"])
+@triton.jit(
+    do_not_specialize=["token_pages_stride", "token_count", "token_num_pages"],
+    do_not_specialize_on_alignment=["token_pages_ptr"],
+)
 def _clear_kernel(
     table_ptr,
     token_pages_ptr,
@@ -720,7 +729,8 @@ class PlanesAndGapsPool:
         requests: how many at a time, for spaces that grow with them.
         allocate: `allocate(name, layer, nbytes)` returns contiguous uint8 memory of the device, 256-byte aligned; it
             is zeroed here. The default is `torch.zeros`.
-        backend: "auto" (torch on CPU, Triton elsewhere), "torch" or "triton" (on CPU tensors: Triton's interpreter).
+        backend: "auto" (torch on CPU, Triton elsewhere), "torch" (on a GPU it waits and cannot be captured) or "triton"
+            (on CPU tensors: Triton's interpreter).
 
     Raises:
         ValueError: a token count that is no multiple of the granule, an unknown backend, or unfit memory.
@@ -785,7 +795,7 @@ class PlanesAndGapsPool:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return {nbytes} bytes of uint8")
         if memory.device != self.device or not memory.is_contiguous():
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return contiguous memory of {self.device}")
-        if memory.device.type != "meta" and memory.data_ptr() % 256:
+        if memory.device.type != "meta" and (memory.data_ptr() % 256 or memory.storage_offset() % 16):
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to 256 bytes")
         return memory.zero_().view(num_pages, page_bytes)
 
@@ -844,15 +854,14 @@ class PlanesAndGapsPool:
         raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(buffer.layers)}")
 
     def warmup(self) -> None:
-        """Compile every kernel for slots of either dtype, by running each on slots that it skips."""
+        """Compile every kernel, for slots of either dtype and each `dst_dtype`, by runs on slots that it skips."""
         if not self._triton:
             return
-        for dtype in (torch.int32, torch.int64):
-            nowhere = torch.full((1,), -1, dtype=dtype, device=self.device)
-            slots = dict.fromkeys(self._roots, nowhere)
-            if self._entries:
-                self.unpack(self.pack(slots), slots)
-                self.clear_pages(slots)
+        nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
+        for own in nowhere if self._entries else ():
+            slots = dict.fromkeys(self._roots, own)
+            self.unpack(self.pack(slots), slots)
+            self.clear_pages(slots)
 
     def move(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
         """Copy slots to other slots in every buffer of every layer, as if all reads came first.
@@ -869,8 +878,8 @@ class PlanesAndGapsPool:
         targets, sources = self._rooted("tgt_loc", tgt_loc), self._rooted("src_loc", src_loc)
         if _counts(targets) != _counts(sources):
             raise ValueError(f"tgt_loc and src_loc must agree in slots: {_counts(targets)} and {_counts(sources)}")
-        staging, targets = self._pack(self._in_spaces(sources)), self._in_spaces(targets)
-        self._unpack(staging, targets)
+        staging = self._pack(self._in_spaces(sources), torch.empty)
+        self._unpack(staging, self._in_spaces(targets))
 
     def save(self, loc: torch.Tensor | Mapping) -> dict[str, Any]:
         """A copy of slots in host memory: their fields in all buffers of all layers.
@@ -924,7 +933,8 @@ class PlanesAndGapsPool:
         if not isinstance(staging, torch.Tensor) or staging.dtype != torch.uint8 or staging.shape != (nbytes,):
             raise ValueError(f"staging must be uint8 [{nbytes}] for {_counts(slots)} slots, not {_kind(staging)}")
         self._check_device("staging", staging)
-        self._unpack(staging.contiguous(), slots)
+        is_aligned = staging.is_contiguous() and staging.storage_offset() % 16 == 0 and staging.data_ptr() % 16 == 0
+        self._unpack(staging if is_aligned else staging.clone(memory_format=torch.contiguous_format), slots)
 
     def describe_staging(self, n: int | Mapping[str, int]) -> tuple[StagingPart, ...]:
         """Where the records of n slots lie in a staging tensor; n may be a mapping by the names of spaces.
@@ -1033,7 +1043,10 @@ class PlanesAndGapsPool:
             if root not in self._roots:
                 known = ", ".join(self._roots)
                 raise ValueError(f"{name} must be a mapping by the names of spaces, {known}, not {_shown(root)}")
-        return {root: self._integers(f"{name}", given[root], 1) for root in self._roots if root in given}
+        checked = {root: self._integers(name, given[root], 1) for root in self._roots if root in given}
+        if len(self._roots) == 1:
+            return checked
+        return {root: own.long() for root, own in checked.items()}  # one kernel for any mixture of dtypes
 
     def _in_spaces(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The slots of every space of the pool; none of those that were not named."""
@@ -1070,10 +1083,10 @@ class PlanesAndGapsPool:
         records = ((record.layers * record.nbytes, counts[self._spaces[record.space].name]) for record in self._records)
         return sum(-(-nbytes * count // 16) * 16 for nbytes, count in records) + sum(counts.values())
 
-    def _pack(self, slots: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Slots of every space, staged."""
+    def _pack(self, slots: dict[str, torch.Tensor], make: Callable = torch.zeros) -> torch.Tensor:
+        """Slots of every space, staged in a tensor that `make` makes."""
         counts = _counts(slots)
-        staging = torch.zeros(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
+        staging = make(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
         if self._triton:
             self._launch_all(_pack_kernel, staging, slots)
             return staging
