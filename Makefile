@@ -8,7 +8,7 @@ demo: .venv
 	$(BIN)/python demo.py
 
 test: lint check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv
 	$(BIN)/kvgen build --check specs/*.yaml
