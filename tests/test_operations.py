@@ -583,7 +583,7 @@ def test_store_index_from_strided_inputs(backend: Backend, random: np.random.Gen
 
 
 def test_index_scales(caster: Backend) -> None:
-    """The floor 1e-4, quotients, an infinity, NaN, and a block of zeros, at the bytes of slot 70: see the issue."""
+    """The floor 1e-4, quotients, an infinity, NaN, and a block of zeros, at the bytes of slot 70: 9,216 and 16,664."""
     twin = caster.twin()
     floor, inf, nan = f32(np.float32(1e-4) / np.float32(448)), float("inf"), float("nan")
     # the floor's inverse is 4480000 to four digits: 2^-14 times it is 273.4, nearer to 288 than to 256
