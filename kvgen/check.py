@@ -23,6 +23,8 @@ from kvgen.scope import Scope, names_of_format, scope_of, type_cases
 from kvgen.size import Size
 from kvgen.space import affine, page_sizes, page_slots
 from kvgen.spec import (
+    KERNEL_VERBS,
+    WHOLE_POOL_VERBS,
     Buffer,
     Derived,
     Field,
@@ -39,7 +41,7 @@ from kvgen.spec import (
     Spec,
 )
 from kvgen.types import DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, Type, closest, suggest
-from kvgen.walk import side_by_side, unsupported, value_fields
+from kvgen.walk import fields_or_default, side_by_side, unsupported
 
 CODES = {
     "KV240": "a name defined twice",
@@ -133,7 +135,6 @@ POOL_NAMES = frozenset(
 )
 ARGUMENTS_TAKEN = ("self", "layer_id", "loc", "skip_reserved")
 LOCALS_OF_OPERATIONS = ("entry", "slots", "first_slot", "own", "self", "torch", "len")
-KERNEL_VERBS = ("store", "put", "load", "get", "gather")
 
 
 def check_spec(spec: Spec) -> tuple[Scope, list[Problem]]:
@@ -838,9 +839,9 @@ def _check_operation(
     def refuse(message: str, name: Ident, help: str | None = None) -> Problem:
         return Problem("KV250", message, Label(name.span), help=help, path=operation.path)
 
-    if operation.buffers is not None and operation.verb in ("move", "save", "restore"):
+    if operation.buffers is not None and operation.verb in WHOLE_POOL_VERBS:
         yield refuse(f"`{operation.verb}` works on every buffer", operation.name, f"write `{operation.verb}: all`")
-    if operation.buffers is None and operation.verb not in ("move", "save", "restore"):
+    if operation.buffers is None and operation.verb not in WHOLE_POOL_VERBS:
         yield refuse(f"`{operation.verb}` cannot work on `all` buffers", operation.name, "list the buffers")
     for verb, used in (
         ("store put", operation.arguments),
@@ -877,6 +878,7 @@ def _check_operation(
 def _check_reach(spec: Spec, scope: Scope, operation: Operation, buffers: list[Buffer]) -> Iterator[Problem]:
     """KV250, KV205: what the pool can do for the buffers and fields of an operation."""
     formats = {item.name.text: item for item in spec.formats}
+    named = tuple(field.text for field in (*(field for _, field in operation.arguments), *(operation.returns or ())))
     shapes: dict[str, tuple[str, str]] = {}
     for buffer in buffers:
         if buffer.memory == "host":
@@ -896,8 +898,7 @@ def _check_reach(spec: Spec, scope: Scope, operation: Operation, buffers: list[B
             if page is None:
                 continue  # reported with the page
             fields = {field.name: field for field in page.fields}
-            named = [field.text for _, field in operation.arguments] + [item.text for item in operation.returns or ()]
-            used = tuple(named or (fields if operation.verb in ("put", "get", "gather") else value_fields(page)))
+            used = fields_or_default(page, operation.verb, named)
             if operation.verb in KERNEL_VERBS:
                 missing = unsupported(page, operation.verb, used)
                 if missing is not None:

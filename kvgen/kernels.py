@@ -21,6 +21,7 @@ from kvgen.walk import Blocks, Walk, blocks_of, count, element_walk, is_dense, s
 
 IN_KERNEL = STEP  # columns in front of a statement of a kernel
 IN_FUNCTION = STEP
+FLOATS = ("bf16", "f16", "f32")
 INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 TORCH_DTYPES = {
     "bf16": "bfloat16",
@@ -138,6 +139,11 @@ def in_constants(size: Size) -> str:
     return re.sub(r"[A-Z]\w*", lambda name: f'entry.page.constants["{name[0]}"]', _constants(str(size)))
 
 
+def integer_dtype(field: FieldLayout) -> str:
+    """The integers of the size of its elements, as which they are copied."""
+    return INTEGERS[DTYPES[field.dtype] // BYTE]
+
+
 def plain_dtype(field: FieldLayout) -> str:
     """What values that are stored as they come are read as; codes as bytes."""
     return "uint8" if field.dtype in ("e4m3", "e5m2", "e8m0") else TORCH_DTYPES[field.dtype]
@@ -200,7 +206,7 @@ class KernelMaker:
             self.kernels[key] = _Kernel(self, verb, target, names).view(base, space_page)
         return self.kernels[key]
 
-    def quantiser(self, page: Page, field: FieldLayout, scale: FieldLayout) -> str:
+    def quantiser(self, page: Page, field: FieldLayout) -> QuantiserView:
         quant = field.quant
         assert quant is not None
         rule = (quant.floor, f"{quant.rounding} {quant.code}")
@@ -210,7 +216,7 @@ class KernelMaker:
             while name in taken:
                 name += f"_{page.format}"
             self.quantisers[rule] = _quantiser_view(name, quant)
-        return self.quantisers[rule].name
+        return self.quantisers[rule]
 
 
 def _quantiser_view(name: str, quant: QuantLayout) -> QuantiserView:
@@ -389,9 +395,6 @@ class _Kernel:
     def target_of(self, name: str, axes: str, size: Size, index: str) -> Code:
         return Raw(f"{name}_ptr + token{axes} * {self.target.operand(size)} + {index}")
 
-    def item(self, field: FieldLayout) -> str:
-        return INTEGERS[DTYPES[field.dtype] // BYTE]
-
     def store(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
         if field.quant is None:
             return self.put(field)
@@ -401,7 +404,7 @@ class _Kernel:
         return self.store_scaled(field)
 
     def put(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
-        name, item = local_name(field.name), self.item(field)
+        name, item = local_name(field.name), integer_dtype(field)
         lines, mask = self.column(field, "kept")
         lines.append(self.lay(f"{name} = ", self.loaded(self.source(name, "[:, None]", "column"), mask)))
         place = chain("+", Raw(self.pointer(field, item, "[:, None]")), self.element(field, "column"))
@@ -438,24 +441,19 @@ class _Kernel:
         scale = blocks.scale
         lines, mask, scale_mask, block = self.block_lines(field, blocks, "kept")
         lines.append(self.lay(f"{name} = ", self.loaded(self.source(name, "[:, None, None]", "element"), mask)))
-        quantiser = self.maker.quantiser(self.target.page, field, scale)
-        lines.append(
-            self.lay(
-                f"{name}, {local_name(scale.name)} = ",
-                Raw(f"{quantiser.replace('_quantise', '_quantised', 1)}(_bf16_value({name}), NATIVE)"),
-            )
-        )
+        quantiser = self.maker.quantiser(self.target.page, field)
+        scale_name = local_name(scale.name)
+        lines.append(self.lay(f"{name}, {scale_name} = ", Raw(f"{quantiser.kernel}(_bf16_value({name}), NATIVE)")))
         place = chain("+", Raw(self.pointer(field, "uint8", "[:, None, None]")), self.element(field, "element"))
         lines.append(self.stored(place, Raw(name), mask))
         is_power = scale.dtype == "e8m0"
         self.powers |= is_power
         dtype = "uint8" if is_power else "float32"
         place = chain("+", Raw(self.pointer(scale, dtype, "[:, None]")), self.element(scale, block))
-        scale_name = local_name(scale.name)
         lines.append(self.stored(place, Raw(f"_e8m0_code({scale_name})" if is_power else scale_name), scale_mask))
         shape = f"({in_constants(blocks.count)}, {in_constants(blocks.values)})"
         values = Raw(f"{name}.view(torch.bfloat16).float().unflatten(1, {shape})")
-        twin = [self.lay_twin(f"{name}, {scale_name} = ", call(quantiser, values))]
+        twin = [self.lay_twin(f"{name}, {scale_name} = ", call(quantiser.name, values))]
         if is_power:
             twin.append(f"{scale_name} = _e8m0_codes({scale_name})")
         what = f", with {scale.name} for each {flat(self.target.size(blocks.values))}"
@@ -467,7 +465,7 @@ class _Kernel:
         return statement("", Group("{", rows, "}"), IN_FUNCTION + len("return "))
 
     def get(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
-        name, item = local_name(field.name), self.item(field)
+        name, item = local_name(field.name), integer_dtype(field)
         lines, mask = self.column(field, "kept")
         place = chain("+", Raw(self.pointer(field, item, "[:, None]")), self.element(field, "column"))
         lines.append(self.lay(f"{name} = ", self.loaded(place, mask)))
@@ -505,7 +503,7 @@ class _Kernel:
         _, out_mask = self.column(field, "inside")
         place = self.target_of(name, "[:, None]", count(field), "column")
         stored = self.stored(place, Raw(name), out_mask)
-        if field.dtype in ("bf16", "f16", "f32"):
+        if field.dtype in FLOATS:
             lines.append(f"if {name}_ptr.dtype.element_ty != tl.{dtype}:")
             wide = (
                 f"_bf16_value({name}.to(tl.int16, bitcast=True))" if dtype == "bfloat16" else f"{name}.to(tl.float32)"
@@ -514,7 +512,7 @@ class _Kernel:
             self.widens |= dtype == "bfloat16"
         lines.append(stored)
         twin = [self.lay_twin(f"{name} = ", self.reads(field, f"torch.{dtype}"))]
-        if field.dtype in ("bf16", "f16", "f32"):
+        if field.dtype in FLOATS:
             twin.append(f"if {self.dtype_of(field)} != torch.{dtype}:")
             twin.append(f"    {name} = _rounded_values({name}.float(), {self.dtype_of(field)})")
         return BlockOfKernelView(comment=self.comment(field, ""), lines=tuple(lines)), twin

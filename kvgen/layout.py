@@ -23,12 +23,23 @@ from kvgen.problems import NOWHERE, InternalError, Problem
 from kvgen.scope import Entity, Scope
 from kvgen.size import Size
 from kvgen.space import Rate, affine, page_sizes, page_slots
-from kvgen.spec import Buffer, Case, Derived, Format, LayerSet, Let, Parameter, Root, Space, Spec
+from kvgen.spec import (
+    WHOLE_POOL_VERBS,
+    Buffer,
+    Case,
+    Derived,
+    Format,
+    LayerSet,
+    Let,
+    Parameter,
+    Root,
+    Space,
+    Spec,
+)
 from kvgen.types import DTYPES, Bool, Int, Ratio
-from kvgen.walk import value_fields
+from kvgen.walk import fields_or_default
 
 T = TypeVar("T")
-WHOLE_POOL = ("move", "save", "restore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +123,7 @@ class OperationLayout:
     origin: str
     verb: str
     buffers: tuple[str, ...]  # those whose layers tell which one is meant; all of the pool's for move, save and restore
-    fields: tuple[
-        str, ...
-    ]  # what a store or put is given, in order; what a load, get or gather returns; rows of a view
+    fields: tuple[str, ...]  # given to a store or put, returned by a load, get or gather, shown by a view of rows
     arguments: tuple[str, ...]  # of a store or put, what each of the fields is called
     view: str | None
     at_own: bool  # whether slots are the buffer's own, not those of its root space
@@ -234,10 +243,8 @@ class _Resolver:
             names = tuple(name.text for name in item.buffers or ())
             fields = item.returns if item.returns is not None else tuple(field for _, field in item.arguments)
             named = tuple(field.text for field in fields)
-            if not named and item.verb in ("store", "load"):
-                named = value_fields(pages[names[0]])
-            elif not named and item.verb in ("put", "get", "gather"):
-                named = tuple(field.name for field in pages[names[0]].fields)
+            if names:
+                named = fields_or_default(pages[names[0]], item.verb, named)
             yield OperationLayout(
                 name=item.name.text,
                 origin=item.path,
@@ -249,7 +256,7 @@ class _Resolver:
                 at_own=item.at == "own",
             )
         verbs = {item.verb for item in self.spec.operations}
-        for verb in WHOLE_POOL:
+        for verb in WHOLE_POOL_VERBS:
             if verb not in verbs:
                 yield OperationLayout(
                     name=verb, origin="", verb=verb, buffers=(), fields=(), arguments=(), view=None, at_own=False

@@ -6,20 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvgen.kernels import (
+    FLOATS,
     INTEGERS,
     TORCH_DTYPES,
     KernelMaker,
     Target,
     in_constants,
+    integer_dtype,
     jit,
     local_name,
     plain_dtype,
     signature,
 )
 from kvgen.layout import BufferLayout, Layout, OperationLayout
-from kvgen.page import BYTE, FieldLayout, Page
+from kvgen.page import FieldLayout, Page
 from kvgen.pysource import STEP, Code, Group, Raw, call, flat, quoted, statement, tuple_of
-from kvgen.size import Size
+from kvgen.spec import KERNEL_VERBS, WHOLE_POOL_VERBS
 from kvgen.text import wrap
 from kvgen.types import DTYPES
 from kvgen.views import OperationView, PoolView
@@ -27,6 +29,7 @@ from kvgen.walk import count
 
 IN_CLASS = STEP
 IN_METHOD = 2 * STEP
+SKIPPED = "Slots outside the space are skipped; of tokens with one slot, each byte is from one of them."
 STORES, LOADS = ("store", "put"), ("load", "get")
 
 
@@ -36,7 +39,7 @@ def pool_view(layout: Layout, has_translation: bool, has_init: bool) -> PoolView
 
 def copied_fields(layout: Layout) -> bool:
     """Whether some operation reads or writes single fields."""
-    return any(item.verb in ("store", "put", "load", "get", "gather") for item in layout.operations)
+    return any(item.verb in KERNEL_VERBS for item in layout.operations)
 
 
 def shown_rows(layout: Layout) -> bool:
@@ -45,11 +48,8 @@ def shown_rows(layout: Layout) -> bool:
 
 def load_time_pages(layout: Layout) -> bool:
     """Whether some kernel is compiled for numbers that only load time knows."""
-    targets = (target for item in layout.operations if item.verb in _KERNEL_VERBS for target in _targets(layout, item))
+    targets = (target for item in layout.operations if item.verb in KERNEL_VERBS for target in _targets(layout, item))
     return any(target.needs_constants for target in targets)
-
-
-_KERNEL_VERBS = ("store", "put", "load", "get", "gather")
 
 
 def _targets(layout: Layout, operation: OperationLayout) -> Iterator[Target]:
@@ -58,10 +58,11 @@ def _targets(layout: Layout, operation: OperationLayout) -> Iterator[Target]:
     for buffer in layout.buffers:
         if buffer.name in operation.buffers:
             found += [case.use for case in buffer.pages if all(case.use is not page for page in found)]
+    names = _names_of_pages(layout)
     for page in found:
         users = [buffer for buffer in layout.buffers if any(case.use is page for case in buffer.pages)]
         is_moved = any(buffer.align is not None for buffer in users)
-        yield Target(page=page, name=_names_of_pages(layout)[id(page)], moved=is_moved)
+        yield Target(page=page, name=names[id(page)], moved=is_moved)
 
 
 def _names_of_pages(layout: Layout) -> dict[int, str]:
@@ -103,7 +104,7 @@ class _Pool:
 
     def view(self) -> PoolView:
         names = {item.verb: item.name for item in self.layout.operations}
-        own = [item for item in self.layout.operations if item.verb not in ("move", "save", "restore")]
+        own = [item for item in self.layout.operations if item.verb not in WHOLE_POOL_VERBS]
         operations = tuple(self.operation(item) for item in own)
         kernels = list(self.maker.kernels.items())
 
@@ -288,13 +289,9 @@ class _Pool:
         fields = f"{', '.join(most)} and {last}" if most else last
         match item.verb:
             case "store":
-                return f"Store tokens in {owners}, quantised where the format is. One kernel.", (
-                    "Slots outside the space are skipped; of tokens with one slot, each byte is from one of them."
-                )
+                return f"Store tokens in {owners}, quantised where the format is. One kernel.", SKIPPED
             case "put":
-                return f"Store fields as they are in {owners}. One kernel.", (
-                    "Slots outside the space are skipped; of tokens with one slot, each byte is from one of them."
-                )
+                return f"Store fields as they are in {owners}. One kernel.", SKIPPED
             case "load":
                 shapes = ", ".join(f"{name} [n, {self.loaded_shape(buffers, name)}]" for name in item.fields)
                 return f"Read tokens of {owners}, dequantised. One kernel.", (
@@ -346,7 +343,7 @@ class _Pool:
         """The arguments, checked and as rows of the slots."""
         for argument, name in zip(item.arguments, item.fields, strict=True):
             field = self.field(buffers, name)
-            shape = tuple_of([Raw("len(slots)"), *(self.number(extent) for extent in field.shape[1:])])
+            shape = tuple_of([Raw("len(slots)"), *(Raw(in_constants(extent)) for extent in field.shape[1:])])
             checked = call("self._values", Raw(quoted(argument)), Raw(argument), shape, self.dtype(item, name))
             yield statement(f"{argument} = ", checked, IN_METHOD)
 
@@ -358,14 +355,9 @@ class _Pool:
         rows = tuple(Raw(f"{quoted(format)}: torch.{own}") for format, own in dtypes.items())
         return Raw(f"{flat(Group('{', rows, '}'))}[entry.page.format]")
 
-    def number(self, size: Size) -> Raw:
-        if size.known is not None:
-            return Raw(str(size.known))
-        return Raw(in_constants(size))
-
     def calls(self, item: OperationLayout) -> Iterator[str]:
         """The kernel of the page's format."""
-        if item.verb not in _KERNEL_VERBS:
+        if item.verb not in KERNEL_VERBS:
             return
         kernels = []
         for target in _targets(self.layout, item):
@@ -414,10 +406,10 @@ class _Pool:
         numbers, dtypes = [], []
         for name in item.fields:
             field = fields[name]
-            numbers.append(self.number(count(field)))
-            dtype = f"torch.{INTEGERS[DTYPES[field.dtype] // BYTE]}"
+            numbers.append(Raw(in_constants(count(field))))
+            dtype = f"torch.{integer_dtype(field)}"
             if item.verb == "load":
-                is_float = field.dtype in ("bf16", "f16", "f32") or field.quant is not None
+                is_float = field.dtype in FLOATS or field.quant is not None
                 dtype = "dst_dtype" if is_float else f"torch.{plain_dtype(field)}"
             dtypes.append(Raw(dtype))
         return numbers, dtypes
@@ -425,7 +417,7 @@ class _Pool:
     def shaped(self, item: OperationLayout, name: str) -> Code:
         """A field that was loaded, with its axes; one axis counts as that of a single head."""
         field = self.field([self.buffers[item.buffers[0]]], name)
-        extents = [self.number(extent) for extent in field.shape[1:]]
+        extents = [Raw(in_constants(extent)) for extent in field.shape[1:]]
         return Raw(
             f"{local_name(name)}.unflatten(1, {flat(tuple_of(extents if len(extents) > 1 else [Raw('1'), *extents]))})"
         )
@@ -433,7 +425,7 @@ class _Pool:
     def warmups(self, items: list[OperationLayout]) -> Iterator[str]:
         """Calls of every operation that launches, on slots that it skips."""
         for item in items:
-            if item.verb not in _KERNEL_VERBS:
+            if item.verb not in KERNEL_VERBS:
                 continue
             names = flat(tuple_of([Raw(quoted(name)) for name in item.buffers]))
             loops = {
@@ -457,7 +449,7 @@ class _Pool:
     def blanks(self, item: OperationLayout, buffers: list[BufferLayout]) -> Iterator[str]:
         for name in item.fields:
             field = self.field(buffers, name)
-            shape = ", ".join(flat(self.number(extent)) for extent in field.shape[1:])
+            shape = ", ".join(in_constants(extent) for extent in field.shape[1:])
             yield f"self._none.new_zeros((1, {shape}), dtype={flat(self.dtype(item, name))})"
 
 

@@ -232,6 +232,10 @@ class Buffer:
     path: str
 
 
+KERNEL_VERBS = ("store", "put", "load", "get", "gather")  # work on fields of one layer
+WHOLE_POOL_VERBS = ("move", "save", "restore")  # work on every buffer of every layer
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operation:
     name: Ident

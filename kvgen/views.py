@@ -259,11 +259,9 @@ class ModuleView:
     has_rows: bool
     field_count: str
     numbering: str
-    device_buffers_of_self: str
     requests_of_self: str
     entry_records: str
     entry_name_note: str
-    record_offset: str
     aux_note: str
     aux_bytes: str
     blank: str

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
+from dataclasses import dataclass, replace
 
 from kvgen.page import BYTE, FieldLayout, Page, PieceLayout, PlaneLayout
 from kvgen.size import Size
+from kvgen.spec import KERNEL_VERBS
 from kvgen.types import DTYPES
 
 
@@ -75,9 +74,8 @@ def element_walk(field: FieldLayout) -> Walk | None:
         for piece in pieces:
             if piece.extent.known == 1:
                 continue
-            stride = piece.stride if bits is None else _divided(piece.stride, bits)
-            if bits is None:  # a dtype of load time: its bits are a factor of each stride
-                stride = _without(piece.stride, field.bits)
+            # the bits of a dtype of load time are a factor of each stride
+            stride = _without(piece.stride, field.bits) if bits is None else _divided(piece.stride, bits)
             if stride is None:
                 return None
             steps.append(Step(low=low * piece.low, extent=piece.extent, stride=stride))
@@ -127,24 +125,17 @@ def records(page: Page) -> tuple[Record, ...]:
     """The records of a page in the order of their bytes, fields that lie side by side in one."""
     found: list[Record] = []
     for plane in page.planes:
-        own = [_record(plane, field) for field in plane.fields]
-        joined = own[:1]
-        for before, after in pairwise(own):
+        first, *others = (_record(plane, field) for field in plane.fields)
+        joined = [first]
+        for record in others:
             last = joined[-1]
-            adjacent = last.is_dense and after.is_dense and last.offset + last.nbytes == after.offset
-            if adjacent and before.slot_walk == after.slot_walk:
-                nbytes = last.nbytes + after.nbytes
-                joined[-1] = Record(
-                    fields=last.fields + after.fields,
-                    plane=last.plane,
-                    plane_offset=last.plane_offset,
-                    offset=last.offset,
-                    nbytes=nbytes,
-                    slot_walk=last.slot_walk,
-                    byte_walk=(Step(low=Size.of(1), extent=nbytes, stride=Size.of(1)),),
-                )
+            adjacent = last.is_dense and record.is_dense and last.offset + last.nbytes == record.offset
+            if adjacent and last.slot_walk == record.slot_walk:
+                nbytes = last.nbytes + record.nbytes
+                dense = (Step(low=Size.of(1), extent=nbytes, stride=Size.of(1)),)
+                joined[-1] = replace(last, fields=last.fields + record.fields, nbytes=nbytes, byte_walk=dense)
             else:
-                joined.append(after)
+                joined.append(record)
         found += joined
     return tuple(found)
 
@@ -216,29 +207,23 @@ def blocks_of(page: Page, field: FieldLayout) -> Blocks | None:
 
 def _same(one: Size, other: Size) -> bool:
     """Equal, `head_dim // 32 * 32` taken as `head_dim`: blocks divide their axis, which the page checks."""
-    text = re.sub(r"\((\w+) // (\d+)\)", r"\1 / \2", str(one))
-    numbers = {name: number for number, name in enumerate(sorted(set(re.findall(r"[a-z_]\w*", text))), start=1)}
-
-    def value(words: str) -> Fraction:
-        result = Fraction(0)
-        for product in words.split(" + "):
-            factor = Fraction(1)
-            for part in product.split(" * "):
-                top, _, bottom = part.partition(" / ")
-                factor *= Fraction(numbers.get(top, 0) or int(top)) / Fraction(int(bottom or 1))
-            result += factor
-        return result
-
-    try:
-        return value(text) == value(str(other))
-    except ValueError:
-        return False
+    for name in one.names:
+        if quotient := re.fullmatch(r"(\w+) // (\d+)", name):
+            one, other = one.replacing(name, Size.of(quotient[1])), other * int(quotient[2])
+    return one == other
 
 
 def value_fields(page: Page) -> tuple[str, ...]:
     """Fields that hold values, not the scales of others: what a store is given."""
     scales = {field.quant.scale for field in page.fields if field.quant is not None}
     return tuple(field.name for field in page.fields if field.name not in scales)
+
+
+def fields_or_default(page: Page, verb: str, named: tuple[str, ...]) -> tuple[str, ...]:
+    """What an operation works on: the fields it names, else the values (store, load) or all (put, get, gather)."""
+    if named or verb not in KERNEL_VERBS:
+        return named
+    return value_fields(page) if verb in ("store", "load") else tuple(field.name for field in page.fields)
 
 
 def side_by_side(page: Page, names: tuple[str, ...]) -> bool:
