@@ -1641,7 +1641,7 @@ class GlmDsaPool:
             LookupError: a layer without the buffer, with those that have one.
         """
         entry = self._owned(layer_id, ("kv", "kv_draft"))
-        slots = self._slots("loc", loc)
+        slots = self._integers("loc", loc, 1)
         cache_k_nope = self._values("cache_k_nope", cache_k_nope, (len(slots), 512), torch.bfloat16)
         cache_k_rope = self._values("cache_k_rope", cache_k_rope, (len(slots), 64), torch.bfloat16)
         first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
@@ -1670,7 +1670,7 @@ class GlmDsaPool:
             LookupError: a layer without the buffer, with those that have one.
         """
         entry = self._owned(layer_id, ("kv", "kv_draft"))
-        slots = self._slots("loc", loc)
+        slots = self._integers("loc", loc, 1)
         if dst_dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise ValueError(f"dst_dtype must be bfloat16, float16 or float32, not {_shown(dst_dtype)}")
         own = {
@@ -1738,7 +1738,7 @@ class GlmDsaPool:
             LookupError: a layer without the buffer, with those that have one.
         """
         entry = self._owned(layer_id, ("index_k",))
-        slots = self._slots("loc", loc)
+        slots = self._integers("loc", loc, 1)
         index_k = self._values("index_k", index_k, (len(slots), 128), torch.float8_e4m3fn)
         index_k_scale = self._values("index_k_scale", index_k_scale, (len(slots), 1), torch.float32)
         first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
@@ -1760,7 +1760,7 @@ class GlmDsaPool:
             LookupError: a layer without the buffer, with those that have one.
         """
         entry = self._owned(layer_id, ("index_k",))
-        slots = self._slots("loc", loc)
+        slots = self._integers("loc", loc, 1)
         key = self._values("key", key, (len(slots), 128), torch.bfloat16)
         first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
         self._store(_store_index_fp8_kernel, _store_index_fp8, entry, slots, first_slot, key)
@@ -1895,7 +1895,7 @@ class GlmDsaPool:
         """Read fields of sequences of a layer, [tokens, values] of each."""
         shapes = zip(numbers, dtypes, strict=True)
         outputs = tuple(entry.memory.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
-        num_pages = self._num_slots(entry.space) // entry.space.page_size
+        num_pages = self._num_pages(entry.space)
         longest = min(longest, table.shape[1] * entry.space.page_size)
         blocks = -(-longest // self._tokens)
         if not self._triton:
@@ -2010,22 +2010,15 @@ class GlmDsaPool:
         Raises:
             ValueError: unfit pages, or one tensor where spaces number their slots apart.
         """
-        roots = self._rooted("pages", pages)
-        numbers = {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
-        num_pages = {space.name: self._num_slots(space) // space.page_size for space in self._spaces}
+        numbers = self._numbered(self._rooted("pages", pages))
+        num_pages = [self._num_pages(space) for space in self._spaces]
         if self._triton:
-            arguments = []
-            for space, own in numbers.items():
-                arguments += [own, own.stride(0), len(own), num_pages[space]]
-            grid = (max(map(len, numbers.values()), default=0), len(self._entries))
-            if all(grid):
-                with self._launching():
-                    _clear_kernel[grid](self._table, *arguments, SPANS=self._spans, COLUMNS=1024)
+            first = (self._table,)
+            self._launch_all(_clear_kernel, first, numbers, num_pages, 1, SPANS=self._spans, COLUMNS=1024)
             return
         for span in self._spans:
-            space = self._spaces[span.space].name
-            inside = numbers[space].long()
-            inside = inside[(inside >= 0) & (inside < num_pages[space])]
+            inside = numbers[self._spaces[span.space].name].long()
+            inside = inside[(inside >= 0) & (inside < num_pages[span.space])]
             for entry in self._entries[span.first : span.first + span.layers]:
                 entry.memory.view(-1, span.nbytes)[inside] = 0
 
@@ -2072,15 +2065,19 @@ class GlmDsaPool:
         """Address, bytes and page bytes of these buffers for each layer held, in order; 0 where it owns none."""
         ptrs, lens, item_lens = [], [], []
         for layer in self.layout.held:
-            owned = [self.buffer(name, layer) for name in names if layer in self.layout.layers(name)]
+            owned = [self._entry_of[name, layer].memory for name in names if (name, layer) in self._entry_of]
             ptrs.append(_address(owned[0]) if owned else 0)
             lens.append(owned[0].numel() if owned else 0)
             item_lens.append(owned[0].shape[1] if owned else 0)
         return ptrs, lens, item_lens
 
+    def _num_pages(self, space: Space) -> int:
+        """Pages of a space, reserved ones included."""
+        return space.num_pages(self.tokens)
+
     def _num_slots(self, space: Space) -> int:
         """Slots of a space, reserved pages included."""
-        return space.num_pages(self.tokens) * space.page_size
+        return self._num_pages(space) * space.page_size
 
     def _check_device(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.device != self.device:
@@ -2096,9 +2093,6 @@ class GlmDsaPool:
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         return tensor
-
-    def _slots(self, name: str, slots: object) -> torch.Tensor:
-        return self._integers(name, slots, 1)
 
     def _values(self, name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Values of slots as integers of their size, [slots, values]. Axes of 1 may be there or not."""
@@ -2141,9 +2135,13 @@ class GlmDsaPool:
             return checked
         return {root: own.long() for root, own in checked.items()}  # one kernel for any mixture of dtypes
 
+    def _numbered(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What was given for every space of the pool; nothing for those that were not named."""
+        return {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
+
     def _in_spaces(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The slots of every space of the pool; none of those that were not named."""
-        return {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
+        return self._numbered(roots)
 
     def _identity(self) -> dict[str, dict[str, Any]]:
         """What a copy must agree with: the bytes of each buffer's page, and its layers."""
@@ -2181,7 +2179,7 @@ class GlmDsaPool:
         counts = _counts(slots)
         staging = make(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
         if self._triton:
-            self._launch_all(_pack_kernel, staging, slots)
+            self._launch_copy(_pack_kernel, staging, slots)
             return staging
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             inside = torch.where(kept, own, 0)
@@ -2194,23 +2192,30 @@ class GlmDsaPool:
     def _unpack(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
         """What is staged into slots of every space."""
         if self._triton:
-            self._launch_all(_unpack_kernel, staging, slots)
+            self._launch_copy(_unpack_kernel, staging, slots)
             return
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             kept = kept & (flags != 0)
             for entry, rows in zip(entries, staged, strict=True):
                 _copy_in(entry, record, *_filtered(kept, own, rows))
 
-    def _launch_all(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
-        """Launch a kernel over all entries and slots."""
-        arguments = []
-        for space in self._spaces:
-            own = slots[space.name]
-            arguments += [own, own.stride(0), len(own), self._num_slots(space)]
-        grid = (-(-max(map(len, slots.values()), default=0) // self._tokens), len(self._entries))
+    def _launch_copy(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
+        """Launch a kernel that copies slots of all entries."""
+        bounds = [self._num_slots(space) for space in self._spaces]
+        constants = {"RECORDS": self._records, "TOKENS": self._tokens}
+        self._launch_all(kernel, (staging, self._table), slots, bounds, self._tokens, **constants)
+
+    def _launch_all(
+        self, kernel: Any, first: tuple, given: dict[str, torch.Tensor], bounds: list[int], step: int, **constants: Any
+    ) -> None:
+        """Launch a kernel over all entries; a program takes `step` of the slots or pages that are given."""
+        arguments = list(first)
+        for own, bound in zip(given.values(), bounds, strict=True):
+            arguments += [own, own.stride(0), len(own), bound]
+        grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries))
         if all(grid):
             with self._launching():
-                kernel[grid](staging, self._table, *arguments, RECORDS=self._records, TOKENS=self._tokens)
+                kernel[grid](*arguments, **constants)
 
     def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
         """For each record its entries, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""

@@ -186,7 +186,7 @@ class _Pool:
             "slots_lines": slots_or_pages("slots"),
             "pages_lines": slots_or_pages("pages"),
             "blocks_of_a_page": " * (entry.space.page_size // entry.page.slots)" if self.has_block() else "",
-            "blank_argument": "self._blank, " if self.has_init else "",
+            "blank_argument": ", self._blank" if self.has_init else ",",
         }
 
     def has_block(self) -> bool:

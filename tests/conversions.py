@@ -3,25 +3,17 @@
 Each takes fp32 and returns a code in uint8: what NVIDIA's `cvt` with `.satfinite` gives for every input.
 """
 
+import support.models  # noqa: F401  the project on the path
 import triton
 import triton.language as tl
+
+from generated.glm_dsa import _e4m3_code
 
 
 @triton.jit
 def e4m3_code(x):
-    """e4m3: to nearest even, saturating at 448 (infinity too); NaN is 0x7F whatever its sign."""
-    bits = x.to(tl.uint32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    sign = (bits >> 24) & 0x80
-    # From 2^-6 on: round at bit 20, where e4m3 ends, and move the exponent's bias from 127 to 7.
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
-    # Below, in units of 2^-9: the mantissa with its hidden bit, shifted until its last bit is worth one unit.
-    mantissa = (size & 0x7FFFFF) | 0x800000
-    shift = tl.minimum(tl.maximum(141 - (size >> 23).to(tl.int32), 1), 25).to(tl.uint32)
-    half = tl.full(shift.shape, 1, tl.uint32) << (shift - 1)
-    subnormal = (mantissa + half - 1 + ((mantissa >> shift) & 1)) >> shift
-    code = tl.minimum(tl.where(size < 0x3C800000, subnormal, normal), 0x7E) | sign
-    return tl.where(size > 0x7F800000, 0x7F, code).to(tl.uint8)
+    """e4m3, as generated pools make it: to nearest even, saturating at 448 (infinity too); NaN is 0x7F."""
+    return _e4m3_code(x, False)
 
 
 @triton.jit

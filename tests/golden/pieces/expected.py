@@ -983,22 +983,15 @@ class PiecesPool:
         Raises:
             ValueError: unfit pages, or one tensor where spaces number their slots apart.
         """
-        roots = self._rooted("pages", pages)
-        numbers = {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
-        num_pages = {space.name: self._num_slots(space) // space.page_size for space in self._spaces}
+        numbers = self._numbered(self._rooted("pages", pages))
+        num_pages = [self._num_pages(space) for space in self._spaces]
         if self._triton:
-            arguments = []
-            for space, own in numbers.items():
-                arguments += [own, own.stride(0), len(own), num_pages[space]]
-            grid = (max(map(len, numbers.values()), default=0), len(self._entries))
-            if all(grid):
-                with self._launching():
-                    _clear_kernel[grid](self._table, *arguments, SPANS=self._spans, COLUMNS=1024)
+            first = (self._table,)
+            self._launch_all(_clear_kernel, first, numbers, num_pages, 1, SPANS=self._spans, COLUMNS=1024)
             return
         for span in self._spans:
-            space = self._spaces[span.space].name
-            inside = numbers[space].long()
-            inside = inside[(inside >= 0) & (inside < num_pages[space])]
+            inside = numbers[self._spaces[span.space].name].long()
+            inside = inside[(inside >= 0) & (inside < num_pages[span.space])]
             for entry in self._entries[span.first : span.first + span.layers]:
                 entry.memory.view(-1, span.nbytes)[inside] = 0
 
@@ -1032,9 +1025,13 @@ class PiecesPool:
         """The layers that own one of these buffers."""
         return [layer for name in names for layer in self.layout.layers(name)]
 
+    def _num_pages(self, space: Space) -> int:
+        """Pages of a space, reserved ones included."""
+        return space.num_pages(self.tokens)
+
     def _num_slots(self, space: Space) -> int:
         """Slots of a space, reserved pages included."""
-        return space.num_pages(self.tokens) * space.page_size
+        return self._num_pages(space) * space.page_size
 
     def _check_device(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.device != self.device:
@@ -1050,9 +1047,6 @@ class PiecesPool:
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         return tensor
-
-    def _slots(self, name: str, slots: object) -> torch.Tensor:
-        return self._integers(name, slots, 1)
 
     def _default_roots(self, name: str) -> list[str]:
         """The space that one tensor of slots is for. ValueError where there is not one."""
@@ -1074,9 +1068,13 @@ class PiecesPool:
             return checked
         return {root: own.long() for root, own in checked.items()}  # one kernel for any mixture of dtypes
 
+    def _numbered(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What was given for every space of the pool; nothing for those that were not named."""
+        return {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
+
     def _in_spaces(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The slots of every space of the pool; none of those that were not named."""
-        return {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
+        return self._numbered(roots)
 
     def _identity(self) -> dict[str, dict[str, Any]]:
         """What a copy must agree with: the bytes of each buffer's page, and its layers."""
@@ -1114,7 +1112,7 @@ class PiecesPool:
         counts = _counts(slots)
         staging = make(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
         if self._triton:
-            self._launch_all(_pack_kernel, staging, slots)
+            self._launch_copy(_pack_kernel, staging, slots)
             return staging
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             inside = torch.where(kept, own, 0)
@@ -1127,23 +1125,30 @@ class PiecesPool:
     def _unpack(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
         """What is staged into slots of every space."""
         if self._triton:
-            self._launch_all(_unpack_kernel, staging, slots)
+            self._launch_copy(_unpack_kernel, staging, slots)
             return
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             kept = kept & (flags != 0)
             for entry, rows in zip(entries, staged, strict=True):
                 _copy_in(entry, record, *_filtered(kept, own, rows))
 
-    def _launch_all(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
-        """Launch a kernel over all entries and slots."""
-        arguments = []
-        for space in self._spaces:
-            own = slots[space.name]
-            arguments += [own, own.stride(0), len(own), self._num_slots(space)]
-        grid = (-(-max(map(len, slots.values()), default=0) // self._tokens), len(self._entries))
+    def _launch_copy(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
+        """Launch a kernel that copies slots of all entries."""
+        bounds = [self._num_slots(space) for space in self._spaces]
+        constants = {"RECORDS": self._records, "TOKENS": self._tokens}
+        self._launch_all(kernel, (staging, self._table), slots, bounds, self._tokens, **constants)
+
+    def _launch_all(
+        self, kernel: Any, first: tuple, given: dict[str, torch.Tensor], bounds: list[int], step: int, **constants: Any
+    ) -> None:
+        """Launch a kernel over all entries; a program takes `step` of the slots or pages that are given."""
+        arguments = list(first)
+        for own, bound in zip(given.values(), bounds, strict=True):
+            arguments += [own, own.stride(0), len(own), bound]
+        grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries))
         if all(grid):
             with self._launching():
-                kernel[grid](staging, self._table, *arguments, RECORDS=self._records, TOKENS=self._tokens)
+                kernel[grid](*arguments, **constants)
 
     def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
         """For each record its entries, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
