@@ -306,7 +306,8 @@ class _Kernel:
 
     def is_wide(self, field: FieldLayout) -> bool:
         """Whether rows of the values that are given for a field can lie at multiples of 16 bytes."""
-        bits = 16 if self.verb == "store" and field.quant is not None else DTYPES[field.dtype]
+        is_scaled = self.verb == "store" and field.quant is not None and field.quant.scale != "none"
+        bits = 16 if is_scaled else DTYPES[field.dtype]  # codes may be given for what is stored by a cast
         nbytes = count(field).known
         return nbytes is None or nbytes * bits // BYTE % 16 == 0
 
@@ -416,9 +417,16 @@ class _Kernel:
         lines, mask = self.column(field, "kept")
         lines.append(self.lay(f"{name} = ", self.loaded(self.source(name, "[:, None]", "column"), mask)))
         place = chain("+", Raw(self.pointer(field, "uint8", "[:, None]")), self.element(field, "column"))
-        lines.append(self.stored(place, Raw(f"_e4m3_code(_bf16_value({name}), NATIVE)"), mask))
-        twin = self.lay_twin(f"{name} = ", Raw(f"_e4m3_codes({name}.view(torch.bfloat16).float())"))
-        return BlockOfKernelView(comment=self.comment(field, ", a saturating cast"), lines=tuple(lines)), [twin]
+        lines.append(f"if {name}_ptr.dtype.element_ty != tl.uint8:")
+        lines.append(f"    {name} = _e4m3_code(_bf16_value({name}), NATIVE)")
+        lines.append(self.stored(place, Raw(name), mask))
+        twin = [
+            f"if {name}.dtype != torch.uint8:",
+            f"    {name} = _e4m3_codes({name}.view(torch.bfloat16).float())",
+        ]
+        return BlockOfKernelView(
+            comment=self.comment(field, ", a saturating cast unless given as codes"), lines=tuple(lines)
+        ), twin
 
     def block_lines(self, field: FieldLayout, blocks: Blocks, kept: str) -> tuple[list[str], str, str, str]:
         """The index of an element of each block; masks of elements and of scales; the element's place."""

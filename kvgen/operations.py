@@ -264,7 +264,7 @@ class _Pool:
         if item.verb in STORES:
             for argument, name in zip(item.arguments, item.fields, strict=True):
                 arguments.append(f"{argument}: torch.Tensor")
-                dtype = " or ".join(dict.fromkeys(self.dtypes(item, name).values()))
+                dtype = " or ".join(dict.fromkeys(own for dtypes in self.dtypes(item, name).values() for own in dtypes))
                 doc.append(f"{argument}: {name}, {dtype} [n, {self.shown_shape(buffers, name)}].")
             arguments += ["*", "skip_reserved: bool = True"]
             doc.append("skip_reserved: whether slot 0 is skipped too, which padded tokens have.")
@@ -330,30 +330,52 @@ class _Pool:
         lines = ["ValueError: a layer that is not held here, or an unfit argument."]
         return [*lines, "LookupError: a layer without the buffer, with those that have one."]
 
-    def dtypes(self, item: OperationLayout, name: str) -> dict[str, str]:
-        """What a value of each format is given as."""
+    def dtypes(self, item: OperationLayout, name: str) -> dict[str, tuple[str, ...]]:
+        """What a value of each format may be given as; what is stored without a scale also as the codes."""
         found = {}
         for target in _targets(self.layout, item):
             field = next(field for field in target.page.fields if field.name == name)
-            is_quantised = item.verb == "store" and field.quant is not None
-            found[target.page.format] = "bfloat16" if is_quantised else TORCH_DTYPES[field.dtype]
+            stored = TORCH_DTYPES[field.dtype]
+            if item.verb == "put" or field.quant is None:
+                found[target.page.format] = (stored,)
+            else:
+                found[target.page.format] = ("bfloat16", stored) if field.quant.scale == "none" else ("bfloat16",)
         return found
 
     def values(self, item: OperationLayout, buffers: list[BufferLayout]) -> Iterator[str]:
         """The arguments, checked and as rows of the slots."""
+        yield from self.lookups(item, IN_METHOD)
         for argument, name in zip(item.arguments, item.fields, strict=True):
             field = self.field(buffers, name)
             shape = tuple_of([Raw("len(slots)"), *(Raw(in_constants(extent)) for extent in field.shape[1:])])
-            checked = call("self._values", Raw(quoted(argument)), Raw(argument), shape, self.dtype(item, name))
+            only = self.only_dtype(item, name)
+            given = Raw(f"torch.{only}" if only else f"*{self.local_dtypes(item, name)}")
+            checked = call("self._values", Raw(quoted(argument)), Raw(argument), shape, given)
             yield statement(f"{argument} = ", checked, IN_METHOD)
 
-    def dtype(self, item: OperationLayout, name: str) -> Code:
-        """What the values of a field are given as, by the format of the page where that tells."""
-        dtypes = self.dtypes(item, name)
-        if len(set(dtypes.values())) == 1:
-            return Raw(f"torch.{next(iter(dtypes.values()))}")
-        rows = tuple(Raw(f"{quoted(format)}: torch.{own}") for format, own in dtypes.items())
-        return Raw(f"{flat(Group('{', rows, '}'))}[entry.page.format]")
+    def only_dtype(self, item: OperationLayout, name: str) -> str | None:
+        """What the values of a field are given as in every format; None where there are several."""
+        found = {dtype for dtypes in self.dtypes(item, name).values() for dtype in dtypes}
+        return found.pop() if len(found) == 1 else None
+
+    def local_dtypes(self, item: OperationLayout, name: str) -> str:
+        """The local that `lookups` makes for a field."""
+        several = [self.dtypes(item, own) for own in item.fields if self.only_dtype(item, own) is None]
+        return "dtypes" if all(own == several[0] for own in several) else f"{local_name(name)}_dtypes"
+
+    def lookups(self, item: OperationLayout, indent: int) -> Iterator[str]:
+        """Locals with the dtypes that values may have, by the format of the page where that tells."""
+        several = [name for name in item.fields if self.only_dtype(item, name) is None]
+        for local, name in {self.local_dtypes(item, name): name for name in several}.items():
+            tuples = {
+                format: tuple_of([Raw(f"torch.{own}") for own in dtypes])
+                for format, dtypes in self.dtypes(item, name).items()
+            }
+            rows = tuple(Raw(f"{quoted(format)}: {flat(own)}") for format, own in tuples.items())
+            first, *others = tuples.values()
+            is_table = any(flat(own) != flat(first) for own in others)
+            code = Group("{", rows, "}[entry.page.format]", broken=True) if is_table else first
+            yield statement(f"{local} = ", code, indent)
 
     def calls(self, item: OperationLayout) -> Iterator[str]:
         """The kernel of the page's format."""
@@ -439,18 +461,28 @@ class _Pool:
             }.get(item.verb, ["layer", "slots"])
             yield f"for {given} in {loops.get(item.verb, 'nowhere')}:"
             yield f"    for layer in self._owners({names}):"
+            depth = 2
             if item.verb in STORES:
                 arguments += self.blanks(item, [self.buffers[name] for name in item.buffers])
-                if any("entry." in argument for argument in arguments):
+                several = [name for name in item.fields if self.only_dtype(item, name) is None]
+                if several or any("entry." in argument for argument in arguments):
                     yield f"        entry = self._owned(layer, {names})"
-            margin = " " * 2 * STEP
-            yield margin + statement("", call(f"self.{item.name}", *map(Raw, arguments)), IN_METHOD + 2 * STEP)
+                for line in self.lookups(item, IN_METHOD + depth * STEP):
+                    yield f"        {line}"
+                for name in several:
+                    yield f"{' ' * depth * STEP}for {local_name(name)}_dtype in {self.local_dtypes(item, name)}:"
+                    depth += 1
+            margin = " " * depth * STEP
+            yield margin + statement("", call(f"self.{item.name}", *map(Raw, arguments)), IN_METHOD + depth * STEP)
 
     def blanks(self, item: OperationLayout, buffers: list[BufferLayout]) -> Iterator[str]:
+        """A value of each argument, for one slot."""
         for name in item.fields:
             field = self.field(buffers, name)
             shape = ", ".join(in_constants(extent) for extent in field.shape[1:])
-            yield f"self._none.new_zeros((1, {shape}), dtype={flat(self.dtype(item, name))})"
+            only = self.only_dtype(item, name)
+            dtype = f"torch.{only}" if only else f"{local_name(name)}_dtype"
+            yield f"self._none.new_zeros((1, {shape}), dtype={dtype})"
 
 
 def _docstring(rest: str, arguments: list[str], raises: list[str]) -> Iterator[str]:

@@ -850,6 +850,37 @@ def test_move_of_a_permutation_of_other_rows(backend: Backend, random: np.random
     twin.move_kv_cache(torch.from_numpy(slots), torch.from_numpy(random.permutation(slots)))
 
 
+# -- values that are codes already
+
+
+@pytest.mark.parametrize("given", ["codes", "latent codes", "rope codes"])
+def test_codes_are_stored_as_they_are(backend: Backend, random: np.random.Generator, given: str) -> None:
+    """Of any bits, NaN of either sign included, in a format without scales; each value as codes or in bf16."""
+    twin = backend.twin("fp8_raw")
+    loc = locs([*some_slots(random, 40), *hostile_slots(192, torch.int64)])
+    nope, rope = latent(random, len(loc))
+    if given != "rope codes":
+        nope = tensor(random.integers(0, 256, (len(loc), 512), np.uint8), E4M3_DTYPE)
+    if given != "latent codes":
+        rope = tensor(random.integers(0, 256, (len(loc), 64), np.uint8), E4M3_DTYPE)
+    twin.set_mla_kv_buffer(0, loc, nope[:, None], rope)
+    twin.set_mla_kv_buffer(DRAFT, loc, nope, rope[:, None], skip_reserved=False)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_which_values_a_format_takes(backend: Backend, random: np.random.Generator, kv_format: str) -> None:
+    twin = backend.twin(kv_format)
+    nope, rope = latent(random, 2)
+    wanted = "bfloat16 or float8_e4m3fn" if kv_format == "fp8_raw" else "bfloat16"
+    with pytest.raises(ValueError) as error:
+        twin.pool.set_mla_kv_buffer(0, locs([3, 4]), nope.float(), rope)
+    assert str(error.value) == f"cache_k_nope must be {wanted} [2, 512], not float32 [2, 512] on cpu"
+    with pytest.raises(ValueError) as error:
+        twin.pool.set_mla_kv_buffer(0, locs([3, 4]), nope, rope.to(torch.float8_e5m2))
+    assert str(error.value) == f"cache_k_rope must be {wanted} [2, 64], not float8_e5m2 [2, 64] on cpu"
+    twin.check()
+
+
 # -- copies
 
 
@@ -862,6 +893,58 @@ def test_offload_and_reload(backend: Backend, random: np.random.Generator, kv_fo
     saved = twin.get_cpu_copy(locs(some_slots(random, count, 1088)))
     twin.fill(1)
     twin.load_cpu_copy(saved, locs(some_slots(random, count, 1088)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 10, 12])
+def test_a_copy_of_many_parts(
+    backend: Backend, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """5 slots of 3 x 656 + 2 x 132 = 2232 bytes fit into 11,160; a byte less, and 4 do."""
+    for staged_bytes, part_slots in ((11_160, 5), (11_159, 4), (1, 1)):
+        monkeypatch.setattr("generated.glm_dsa._STAGED_BYTES", staged_bytes)
+        twin = backend.twin()
+        sources = [*some_slots(random, count), -1, 192]
+        saved = twin.get_cpu_copy(locs(sources))
+        assert saved.copy["part_slots"] == part_slots
+        sizes = [min(len(sources) - at, part_slots) for at in range(0, len(sources), part_slots)]
+        assert [len(own) for own in saved.copy["staging"]] == [
+            sum(part.nbytes + -part.nbytes % 16 for part in twin.pool.describe_staging(size)) + 2 * size
+            for size in sizes
+        ]
+        monkeypatch.setattr("generated.glm_dsa._STAGED_BYTES", 2**26)  # a copy says itself how it is parted
+        twin.fill(1)
+        twin.load_cpu_copy(saved, locs([*some_slots(random, count), 5, 6]))
+
+
+def test_parts_of_spaces_of_other_lengths(
+    backend: Backend, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("generated.glm_dsa._STAGED_BYTES", 3 * 2232)
+    twin = backend.twin(ratio=2)
+    saved = twin.get_cpu_copy({"device": locs(some_slots(random, 2)), "logical": locs(some_slots(random, 8))})
+    assert len(saved.copy["staging"]) == 3
+    twin.fill(1)
+    twin.load_cpu_copy(saved, {"device": locs(some_slots(random, 2)), "logical": locs(some_slots(random, 8))})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"part_slots": 0}, "copy must say the part_slots of a staging tensor, not 0"),
+        ({"part_slots": True}, "copy must say the part_slots of a staging tensor, not True"),
+        ({"part_slots": None}, "copy must say the part_slots of a staging tensor, not None"),
+        ({"part_slots": 1}, "copy must have 2 staging tensors, not (tensor("),
+        ({"staging": ()}, "copy must have 1 staging tensors, not ()"),
+        ({"staging": None}, "copy must have 1 staging tensors, not None"),
+    ],
+)
+def test_parts_that_do_not_fit(backend: Backend, change: dict[str, Any], message: str) -> None:
+    twin = backend.twin()
+    copy = twin.pool.get_cpu_copy(locs([3, 70]))
+    with pytest.raises(ValueError) as error:
+        twin.pool.load_cpu_copy({**copy, **change}, locs([3, 70]))
+    assert str(error.value).startswith(message)
+    twin.check()
 
 
 def test_a_copy_survives_pickling(backend: Backend, random: np.random.Generator) -> None:
@@ -880,7 +963,8 @@ def test_a_copy_is_a_mapping_of_host_tensors_with_its_page_fingerprints(backend:
     assert copy["page_fingerprints"] == {name: pool.layout.page_fingerprint(name) for name in OWNERS}
     assert copy["layers"] == OWNERS
     assert copy["slots"] == {"logical": 2}
-    assert (copy["staging"].dtype, copy["staging"].device) == (torch.uint8, torch.device("cpu"))
+    (staging,) = copy["staging"]
+    assert (staging.dtype, staging.device) == (torch.uint8, torch.device("cpu"))
 
 
 def test_a_copy_for_a_pool_of_another_size(backend: Backend, random: np.random.Generator) -> None:
@@ -901,6 +985,13 @@ def test_a_copy_for_the_other_backend(random: np.random.Generator) -> None:
 
 # -- staging
 
+
+def staged(copy: Mapping[str, Any]) -> torch.Tensor:
+    """The staging tensor of a copy that has one part, or none."""
+    assert len(copy["staging"]) <= 1
+    return torch.cat([torch.empty(0, dtype=torch.uint8), *copy["staging"]])
+
+
 RECORD_FIELDS = {
     "bf16": {"latent": 1024, "rope": 128},
     "fp8_scaled": {"latent": 512, "latent_scale": 16, "rope": 128},
@@ -919,7 +1010,7 @@ def staged_records(
         assert part.record_bytes == sum(widths[name] for name in part.fields)
         assert part.nbytes == len(part.layers) * part.slots * part.record_bytes
         assert part.offset % 16 == 0
-        rows = copy["staging"][part.offset : part.offset + part.nbytes].numpy()
+        rows = staged(copy)[part.offset : part.offset + part.nbytes].numpy()
         shape = (len(part.layers), part.slots, part.record_bytes)
         for layer, own in zip(part.layers, rows.reshape(shape), strict=True):
             start = 0
@@ -948,7 +1039,7 @@ def test_staging_is_described(backend: Backend) -> None:
             for part in described
         ]
         assert found == parts
-    staging = pool.get_cpu_copy(locs([5, -1, 191]))["staging"]
+    staging = staged(pool.get_cpu_copy(locs([5, -1, 191])))
     assert staging.shape == (6704 + 6,)  # and for each slot of each space whether it was there
     assert staging[6704:].tolist() == [1, 0, 1] * 2
 
@@ -959,7 +1050,7 @@ def test_staging_of_spaces_apart(backend: Backend) -> None:
     parts = [(part.buffer, part.offset, part.slots) for part in pool.describe_staging({"device": 2, "logical": 1})]
     # 2 x 2 x 576; 576; 2 x 128; 2 x 4 on a multiple of 16
     assert parts == [("kv", 0, 2), ("kv_draft", 2304, 1), ("index_k", 2880, 1), ("index_k", 3136, 1)]
-    staging = pool.get_cpu_copy({"device": locs([5, 192]), "logical": locs([192])})["staging"]
+    staging = staged(pool.get_cpu_copy({"device": locs([5, 192]), "logical": locs([192])}))
     assert staging.shape == (3152 + 3,)
     assert staging[3152:].tolist() == [1, 0, 1]
 
@@ -989,7 +1080,7 @@ def test_pack_and_unpack(backend: Backend, random: np.random.Generator) -> None:
     loc = locs([*some_slots(random, 60), -1, 192])
     saved = twin.get_cpu_copy(loc)
     staging = twin.pool.pack(loc)
-    assert torch.equal(staging, saved.copy["staging"])
+    assert torch.equal(staging, staged(saved.copy))
     twin.fill(1)
     targets = locs([*some_slots(random, 60), 0, 5])
     twin.pool.unpack(staging, targets)
@@ -1022,7 +1113,7 @@ def test_unfit_staging_is_refused(backend: Backend, change: Callable[[torch.Tens
     twin.check()
     if not isinstance(staging, torch.Tensor) or not staging.is_meta:
         with pytest.raises(ValueError, match="staging must be "):
-            twin.pool.load_cpu_copy({**twin.pool.get_cpu_copy(loc), "staging": staging}, loc)
+            twin.pool.load_cpu_copy({**twin.pool.get_cpu_copy(loc), "staging": (staging,)}, loc)
         twin.check()
 
 
@@ -1156,7 +1247,7 @@ def test_hostile_slots_of_the_pool(
 def test_a_copy_of_bad_slots_holds_zeros(backend: Backend) -> None:
     twin = backend.twin()
     bad = hostile_slots(192)
-    assert not twin.pool.get_cpu_copy(locs(bad))["staging"].any()
+    assert not staged(twin.pool.get_cpu_copy(locs(bad))).any()
     copy = twin.pool.get_cpu_copy(locs([-1, 5, 192]))
     for (name, layer), records in staged_records(twin.pool, copy, 3).items():
         expected = np.zeros(records.shape, np.uint8)

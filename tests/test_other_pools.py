@@ -575,7 +575,7 @@ def test_save_and_restore(case: Case, random: np.random.Generator) -> None:
         pools.check()
         assert copy["slots"] == {root: len(own) for root, own in sources.items()}
         saved = pools.model.save(sources)
-        check_staging(pools, copy["staging"], sources)
+        check_staging(pools, *copy["staging"], sources)
         pools.fill()
         pools.both("restore", pickle.loads(pickle.dumps(copy)), pools.given(targets))
         pools.model.restore(saved, targets)
@@ -588,7 +588,7 @@ def test_pack_and_unpack(name: str, random: np.random.Generator) -> None:
     with pools_of(CASES[name], random) as pools:
         sources, targets = copied(pools)
         staging = pools.both("pack", pools.given(sources))
-        assert_same(staging, pools.torch.save(pools.given(sources))["staging"])
+        assert_same((staging,), pools.torch.save(pools.given(sources))["staging"])
         saved = pools.model.save(sources)
         pools.both("unpack", staging, pools.given(targets))
         pools.model.restore(saved, targets)
@@ -1688,7 +1688,7 @@ def test_one_tensor_where_slots_are_numbered_apart() -> None:
     assert refused(apart, "describe_staging", 3) == f"n {needed}"
     copy = apart.pool().save({"token": SLOTS})
     assert refused(apart, "restore", copy, SLOTS) == f"loc {needed}"
-    assert refused(apart, "unpack", copy["staging"], SLOTS) == f"loc {needed}"
+    assert refused(apart, "unpack", *copy["staging"], SLOTS) == f"loc {needed}"
 
 
 def test_spaces_that_are_not_there() -> None:

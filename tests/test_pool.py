@@ -149,8 +149,8 @@ def test_the_hook_may_give_memory_on_meta() -> None:
         (lambda name, layer, nbytes: aligned(2 * nbytes)[::2], ["contiguous", "cpu"]),
         (lambda name, layer, nbytes: aligned(nbytes).view(-1, 64).t(), ["contiguous", "cpu"]),
         (lambda name, layer, nbytes: torch.empty(nbytes, dtype=torch.uint8, device="meta"), ["cpu"]),
-        (lambda name, layer, nbytes: aligned(nbytes + 1)[1:], ["256"]),
-        (lambda name, layer, nbytes: aligned(nbytes + 128)[128:], ["256"]),
+        (lambda name, layer, nbytes: aligned(nbytes + 1)[1:], ["64 bytes"]),
+        (lambda name, layer, nbytes: aligned(nbytes + 32)[32:], ["64 bytes"]),
     ],
 )
 def test_unfit_memory_is_refused(allocate: Callable[[str, int, int], Any], words: list[str]) -> None:

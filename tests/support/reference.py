@@ -90,11 +90,11 @@ def _as_bytes(values: np.ndarray) -> np.ndarray:
 
 
 def latent_records(kv_format: str, nope: np.ndarray, rope: np.ndarray) -> np.ndarray:
-    """The rows of bf16 [n, 512] and [n, 64]."""
+    """The rows of bf16 [n, 512] and [n, 64], or of codes where no scale is stored."""
     if kv_format == "bf16":
         return np.hstack([_as_bytes(nope), _as_bytes(rope)])
     if kv_format == "fp8_raw":
-        return np.hstack([e4m3_codes(bf16_values(nope)), e4m3_codes(bf16_values(rope))])
+        return np.hstack([own if own.dtype == np.uint8 else e4m3_codes(bf16_values(own)) for own in (nope, rope)])
     codes, scales = quantised(bf16_values(nope))
     return np.hstack([codes, _as_bytes(scales), _as_bytes(rope)])
 

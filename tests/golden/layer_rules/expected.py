@@ -714,6 +714,9 @@ def _clear_kernel(
                     tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
 
 
+_STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
+
+
 @dataclass(frozen=True)
 class Region:
     """Memory of one buffer of one layer, for an engine that transfers pages."""
@@ -856,8 +859,9 @@ class LayerRulesPool:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return {nbytes} bytes of uint8")
         if memory.device != self.device or not memory.is_contiguous():
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return contiguous memory of {self.device}")
-        if memory.device.type != "meta" and (memory.data_ptr() % 256 or memory.storage_offset() % 16):
-            raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to 256 bytes")
+        alignment = 64 if self.device.type == "cpu" else 256
+        if memory.device.type != "meta" and (memory.data_ptr() % alignment or memory.storage_offset() % 16):
+            raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to {alignment} bytes")
         return memory.zero_().view(num_pages, page_bytes)
 
     def _geometry(self) -> tuple[tuple[_Record, ...], tuple[Record, ...], tuple[_Span, ...]]:
@@ -945,8 +949,9 @@ class LayerRulesPool:
     def save(self, loc: torch.Tensor | Mapping) -> dict[str, Any]:
         """A copy of slots in host memory: their fields in all buffers of all layers.
 
-        Packs on the device and waits for one transfer. The copy is a mapping that can be pickled: "staging" holds the
-        bytes as `describe_staging` says, the rest tells what they are of. A slot outside its space is kept as zeros.
+        Packs on the device and waits for the transfer, `_STAGED_BYTES` at a time. The copy is a mapping that can be
+        pickled: "staging" has a tensor for each "part_slots" slots, with the bytes as `describe_staging` says; the rest
+        tells what they are of. A slot outside its space is kept as zeros.
 
         Args:
             loc: slots, int32 or int64 [n], or a mapping of them by the names of spaces.
@@ -955,13 +960,17 @@ class LayerRulesPool:
             ValueError: unfit slots, or one tensor where spaces number their slots apart.
         """
         slots = self._rooted("loc", loc)
-        staging = self._pack(self._in_spaces(slots))
-        host = torch.empty(staging.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        host.copy_(staging)
-        return {**self._identity(), "slots": _counts(slots), "staging": host}
+        slot_bytes = sum(record.layers * record.nbytes for record in self._records)
+        part_slots = max(_STAGED_BYTES // max(slot_bytes, 1), 1)
+        staging = []
+        for part in _parts(slots, part_slots):
+            packed = self._pack(self._in_spaces(part))
+            staging.append(torch.empty(packed.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda"))
+            staging[-1].copy_(packed)
+        return {**self._identity(), "slots": _counts(slots), "part_slots": part_slots, "staging": tuple(staging)}
 
     def restore(self, copy: Mapping[str, Any], loc: torch.Tensor | Mapping) -> None:
-        """Write a copy into slots, which need not be those it was made of. One transfer and one launch.
+        """Write a copy into slots, which need not be those it was made of. A transfer and a launch for each part.
 
         A slot that is outside its space, or was when the copy was made, is skipped.
 
@@ -980,8 +989,14 @@ class LayerRulesPool:
                 if theirs.get(name) != own.get(name):
                     came = f"{key} of `{name}` are {theirs.get(name)} in the copy and {own.get(name)} here"
                     raise ValueError(f"copy must be of this layout and as many slots: {came}")
-        staging = copy.get("staging")
-        self.unpack(staging.to(self.device) if isinstance(staging, torch.Tensor) else staging, loc)
+        staging, part_slots = copy.get("staging"), copy.get("part_slots")
+        if type(part_slots) is not int or part_slots < 1:
+            raise ValueError(f"copy must say the part_slots of a staging tensor, not {_shown(part_slots)}")
+        parts = _parts(slots, part_slots)
+        if not isinstance(staging, (list, tuple)) or len(staging) != len(parts):
+            raise ValueError(f"copy must have {len(parts)} staging tensors, not {_shown(staging)}")
+        for part, own in zip(parts, staging, strict=True):
+            self.unpack(own.to(self.device) if isinstance(own, torch.Tensor) else own, part)
 
     def pack(self, loc: torch.Tensor | Mapping) -> torch.Tensor:
         """Slots of all buffers in one uint8 tensor on the device, as `describe_staging` says. One launch."""
@@ -1226,6 +1241,12 @@ def _address(memory: torch.Tensor) -> int:
 def _counts(slots: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """The number of slots for each name."""
     return {name: len(own) for name, own in slots.items()}
+
+
+def _parts(slots: Mapping[str, torch.Tensor], count: int) -> list[dict[str, torch.Tensor]]:
+    """The slots of each name, `count` at a time."""
+    longest = max(map(len, slots.values()), default=0)
+    return [{name: own[at : at + count] for name, own in slots.items()} for at in range(0, longest, count)]
 
 
 def _kind(value: object) -> str:

@@ -1029,6 +1029,9 @@ def _quantise_value(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.flatten(1), scales.flatten(1)
 
 
+_STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
+
+
 @dataclass(frozen=True)
 class Region:
     """Memory of one buffer of one layer, for an engine that transfers pages."""
@@ -1172,8 +1175,9 @@ class OperationsPool:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return {nbytes} bytes of uint8")
         if memory.device != self.device or not memory.is_contiguous():
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return contiguous memory of {self.device}")
-        if memory.device.type != "meta" and (memory.data_ptr() % 256 or memory.storage_offset() % 16):
-            raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to 256 bytes")
+        alignment = 64 if self.device.type == "cpu" else 256
+        if memory.device.type != "meta" and (memory.data_ptr() % alignment or memory.storage_offset() % 16):
+            raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to {alignment} bytes")
         return memory.zero_().view(num_pages, page_bytes)
 
     def _geometry(self) -> tuple[tuple[_Record, ...], tuple[Record, ...], tuple[_Span, ...]]:
@@ -1528,8 +1532,9 @@ class OperationsPool:
     def save_slots(self, loc: torch.Tensor | Mapping) -> dict[str, Any]:
         """A copy of slots in host memory: their fields in all buffers of all layers.
 
-        Packs on the device and waits for one transfer. The copy is a mapping that can be pickled: "staging" holds the
-        bytes as `describe_staging` says, the rest tells what they are of. A slot outside its space is kept as zeros.
+        Packs on the device and waits for the transfer, `_STAGED_BYTES` at a time. The copy is a mapping that can be
+        pickled: "staging" has a tensor for each "part_slots" slots, with the bytes as `describe_staging` says; the rest
+        tells what they are of. A slot outside its space is kept as zeros.
 
         Args:
             loc: slots, int32 or int64 [n], or a mapping of them by the names of spaces.
@@ -1538,13 +1543,17 @@ class OperationsPool:
             ValueError: unfit slots, or one tensor where spaces number their slots apart.
         """
         slots = self._rooted("loc", loc)
-        staging = self._pack(self._in_spaces(slots))
-        host = torch.empty(staging.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-        host.copy_(staging)
-        return {**self._identity(), "slots": _counts(slots), "staging": host}
+        slot_bytes = sum(record.layers * record.nbytes for record in self._records)
+        part_slots = max(_STAGED_BYTES // max(slot_bytes, 1), 1)
+        staging = []
+        for part in _parts(slots, part_slots):
+            packed = self._pack(self._in_spaces(part))
+            staging.append(torch.empty(packed.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda"))
+            staging[-1].copy_(packed)
+        return {**self._identity(), "slots": _counts(slots), "part_slots": part_slots, "staging": tuple(staging)}
 
     def restore_slots(self, copy: Mapping[str, Any], loc: torch.Tensor | Mapping) -> None:
-        """Write a copy into slots, which need not be those it was made of. One transfer and one launch.
+        """Write a copy into slots, which need not be those it was made of. A transfer and a launch for each part.
 
         A slot that is outside its space, or was when the copy was made, is skipped.
 
@@ -1563,8 +1572,14 @@ class OperationsPool:
                 if theirs.get(name) != own.get(name):
                     came = f"{key} of `{name}` are {theirs.get(name)} in the copy and {own.get(name)} here"
                     raise ValueError(f"copy must be of this layout and as many slots: {came}")
-        staging = copy.get("staging")
-        self.unpack(staging.to(self.device) if isinstance(staging, torch.Tensor) else staging, loc)
+        staging, part_slots = copy.get("staging"), copy.get("part_slots")
+        if type(part_slots) is not int or part_slots < 1:
+            raise ValueError(f"copy must say the part_slots of a staging tensor, not {_shown(part_slots)}")
+        parts = _parts(slots, part_slots)
+        if not isinstance(staging, (list, tuple)) or len(staging) != len(parts):
+            raise ValueError(f"copy must have {len(parts)} staging tensors, not {_shown(staging)}")
+        for part, own in zip(parts, staging, strict=True):
+            self.unpack(own.to(self.device) if isinstance(own, torch.Tensor) else own, part)
 
     def pack(self, loc: torch.Tensor | Mapping) -> torch.Tensor:
         """Slots of all buffers in one uint8 tensor on the device, as `describe_staging` says. One launch."""
@@ -1675,18 +1690,18 @@ class OperationsPool:
         self._check_device(name, tensor)
         return tensor
 
-    def _values(self, name: str, tensor: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _values(self, name: str, tensor: Any, shape: tuple[int, ...], *dtypes: torch.dtype) -> torch.Tensor:
         """Values of slots as integers of their size, [slots, values]. Axes of 1 may be there or not."""
-        fits = isinstance(tensor, torch.Tensor) and tensor.dtype == dtype and tensor.shape[:1] == shape[:1]
+        fits = isinstance(tensor, torch.Tensor) and tensor.dtype in dtypes and tensor.shape[:1] == shape[:1]
         if not fits or [extent for extent in tensor.shape[1:] if extent != 1] != [own for own in shape[1:] if own != 1]:
-            wanted = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+            wanted = f"{' or '.join(str(own).removeprefix('torch.') for own in dtypes)} {list(shape)}"
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         rows = tensor.reshape(shape[0], math.prod(shape[1:]))
-        is_wide = self._triton and rows.shape[1] * dtype.itemsize % 16 == 0
+        is_wide = self._triton and rows.shape[1] * tensor.itemsize % 16 == 0
         if rows.stride(1) != 1 or (is_wide and (rows.stride(0) % 16 or rows.data_ptr() % 16)):
             rows = rows.clone(memory_format=torch.contiguous_format)  # kernels take rows at multiples of 16
-        return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])
+        return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
     def _bound(self, name: str, given: object, computed: Callable[[], Any]) -> int:
         """A number that the caller knows; computed on the device, for which the host waits, where it does not."""
@@ -1848,6 +1863,12 @@ def _address(memory: torch.Tensor) -> int:
 def _counts(slots: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """The number of slots for each name."""
     return {name: len(own) for name, own in slots.items()}
+
+
+def _parts(slots: Mapping[str, torch.Tensor], count: int) -> list[dict[str, torch.Tensor]]:
+    """The slots of each name, `count` at a time."""
+    longest = max(map(len, slots.values()), default=0)
+    return [{name: own[at : at + count] for name, own in slots.items()} for at in range(0, longest, count)]
 
 
 def _kind(value: object) -> str:
