@@ -1,8 +1,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PEERS_PIP := .venv-peers/bin/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test check lint bench-build .venv
+.PHONY: demo test test-peers check lint bench-build bench-cpu .venv .venv-peers
 
 demo: .venv
 	$(BIN)/python demo.py
@@ -10,8 +11,12 @@ demo: .venv
 test: lint check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+test-peers: .venv-peers
+	.venv-peers/bin/python -m pytest --confcutdir tests/peers -W ignore tests/peers $(PEERS)
+
 check: .venv
 	$(BIN)/kvgen build --check specs/*.yaml
+	$(BIN)/kvgen build --check --engine sglang specs/glm_dsa.yaml
 
 lint: .venv
 	$(BIN)/ruff check kvgen tests bench generated demo.py
@@ -19,6 +24,9 @@ lint: .venv
 
 bench-build: .venv
 	$(BIN)/python bench/build.py
+
+bench-cpu: .venv-peers
+	.venv-peers/bin/python bench/cpu.py
 
 .venv: .venv/installed
 
@@ -28,4 +36,15 @@ bench-build: .venv
 	$(PIP) torch
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) triton==3.9.0  # torch for CPUs brings none; torch for CUDA its own
 	$(PIP) --no-build-isolation --editable '.[pool,dev]'
+	touch $@
+
+.venv-peers: .venv-peers/installed
+
+.venv-peers/installed: tests/peers/requirements.txt pyproject.toml
+	$(PYTHON) -m venv --clear .venv-peers
+	$(PEERS_PIP) setuptools wheel
+	$(PEERS_PIP) torch==2.13.0
+	$(PEERS_PIP) -r tests/peers/requirements.txt
+	$(PEERS_PIP) --no-deps sglang==0.5.23  # what it declares needs a GPU
+	$(PEERS_PIP) --no-deps --no-build-isolation --editable .
 	touch $@

@@ -46,6 +46,7 @@ CODES = {
     "KV402": "two specs that write the same file",
     "KV403": "a fragment where a layout is needed",
     "KV404": "memory that does not hold even the reserved pages (a warning)",
+    "KV405": "a layout that is no pool of the engine",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read or written",
     "KV499": "a fault of kvgen itself",
@@ -139,6 +140,7 @@ def _parser() -> _Parser:
     build = commands.add_parser("build", help="write the module of each layout", allow_abbrev=False)
     build.add_argument("specs", nargs="+", metavar="SPEC", help="a spec, or - for standard input")
     build.add_argument("-o", dest="output", default="generated", metavar="DIR", help="default: generated; - prints")
+    build.add_argument("--engine", choices=("sglang",), help="write its adapter too, to DIR/ENGINE")
     build.add_argument("--check", action="store_true", help="write nothing; fail where a module is not current")
     build.add_argument("--diff", action="store_true", help="print what changes")
     build.add_argument("--format", **formats)
@@ -208,10 +210,14 @@ def _build(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
         return _print_module(arguments, list(modules.values()), stdout)
     folder = Path(arguments.output)
     texts = {folder / f"{name}.py": item.module.text for name, item in sorted(modules.items())}
+    if arguments.engine is not None:
+        adapters = _adapters(arguments.engine, list(modules.values()))
+        texts |= {folder / arguments.engine / f"{name}.py": text for name, text in adapters.items()}
     before = {path: _current(path) for path in texts}
     states = {path: "missing" if old is None else "changed" for path, old in before.items() if old != texts[path]}
     if arguments.check:
-        extra = _extra(folder, set(texts), arguments.specs)
+        folders = {folder, *(path.parent for path in texts)}
+        extra = [path for own in sorted(folders) for path in _extra(own, set(texts), arguments.specs)]
         states |= dict.fromkeys(extra, "extra")
         before |= {path: _current(path) for path in extra}
     if arguments.diff and arguments.format != "json":
@@ -223,6 +229,25 @@ def _build(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
                 _replace(path, texts[path])
     _say_states(arguments, states, texts, before, warnings, stdout)
     return 1 if arguments.check and states else 0
+
+
+def _adapters(engine: str, compiled: Sequence[Compiled]) -> dict[str, str]:
+    """The engine's pools for layouts, by their names. Failure where one of them is none."""
+    from kvgen.adapt import ENGINES, adapt, why_not
+
+    problems, texts = [], {}
+    for item in compiled:
+        missing = why_not(item.layout, engine)
+        if missing:
+            message = f"`{item.layout.name}` is not {ENGINES[engine].title}: it has {missing[0]}"
+            notes = tuple(f"it has {line}" for line in missing[1:])
+            label = Label(item.spec.name.span)
+            help = f"build it without --engine {engine}"
+            problems.append(Problem("KV405", message, label, notes=notes, help=help, path="layout"))
+            texts |= item.texts
+    if problems:
+        raise Failure(1, problems, texts)
+    return {item.layout.name: adapt(item.layout, engine) for item in compiled}
 
 
 def _say_states(
@@ -253,6 +278,8 @@ def _say_states(
 def _print_module(arguments: argparse.Namespace, modules: list[Compiled], stdout: IO[str]) -> int:
     if arguments.check or arguments.diff:
         raise usage("`-o -` prints a module; --check and --diff compare files")
+    if arguments.engine is not None:
+        raise usage(f"`-o -` prints one module; with --engine {arguments.engine} there are two")
     if len(modules) != 1:
         raise usage(f"`-o -` prints one module, and the specs make {len(modules)}")
     if arguments.format == "json":

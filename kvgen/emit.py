@@ -96,15 +96,18 @@ class Module:
 def emit(layout: Layout) -> Module:
     """The module of a layout. The same layout gives the same text everywhere."""
     view = view_of(layout)
-    templates = _templates()
     pool = pool_view(layout, view.has_translation, view.has_init)
-    texts = [templates.get_template(f"{half}.py.jinja").render(m=view, p=pool) for half in ("layout", "pool")]
+    texts = [template(f"{half}.py.jinja").render(m=view, p=pool) for half in ("layout", "pool")]
     return Module(*(_with_even_gaps(text) for text in texts))
 
 
 def _with_even_gaps(text: str) -> str:
     """At most two blank lines in front of a statement of the module, one inside anything."""
     return re.sub(r"\n{3,}(?=[ \t])", "\n\n", re.sub(r"\n{4,}", "\n\n\n", text))
+
+
+def template(name: str) -> jinja2.Template:
+    return _templates().get_template(name)
 
 
 @cache

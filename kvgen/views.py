@@ -281,3 +281,18 @@ class ModuleView:
     has_derived_sources: bool
     has_several_sources: bool
     has_dotted_paths: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterView:
+    name: str
+    class_name: str
+    file: str
+    header_gap: str
+    formats: str
+    latent_buffer: str
+    latent_field: str
+    index_buffer: str
+    move: str
+    save: str
+    restore: str

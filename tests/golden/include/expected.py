@@ -904,9 +904,7 @@ class IncludePool:
         part_slots = max(_STAGED_BYTES // max(slot_bytes, 1), 1)
         staging = []
         for part in _parts(slots, part_slots):
-            packed = self._pack(self._in_spaces(part))
-            staging.append(torch.empty(packed.shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda"))
-            staging[-1].copy_(packed)
+            staging.append(self._pack(self._in_spaces(part)).cpu())
         return {**self._identity(), "slots": _counts(slots), "part_slots": part_slots, "staging": tuple(staging)}
 
     def restore(self, copy: Mapping[str, Any], loc: torch.Tensor | Mapping) -> None:

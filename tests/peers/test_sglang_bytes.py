@@ -1,0 +1,431 @@
+"""The same seeded inputs through SGLang's DSA pool and through the generated one: the same bytes.
+
+Where they differ, SGLang is wrong or the adapter promises more; each difference is a test of its own, with the reason.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from deployments import DTYPES, E4M3, Deployment, build, build_own, glm_5_2
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+TOKENS, PAGE = 512, 64
+SLOTS = TOKENS + PAGE
+# The last layer shares the top-k of the one before it, and has no index keys.
+MODEL = glm_5_2(4, indexer_types=["full", "full", "full", "shared"])
+SHARED = 3
+DIFFERENCES: dict[str, str] = {}  # name of a test -> why it is so, for the report
+
+
+def difference(why: str) -> Any:
+    """Mark a test as that of a difference."""
+
+    def remember(test: Any) -> Any:
+        DIFFERENCES[test.__name__.removeprefix("test_")] = why
+        return test
+
+    return remember
+
+
+def layer(layer_id: int) -> SimpleNamespace:
+    return SimpleNamespace(layer_id=layer_id)
+
+
+@dataclass(frozen=True)
+class Both:
+    """SGLang's pool, the generated one, and the same random bytes in both."""
+
+    own: Any
+    generated: Any
+    random: np.random.Generator
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.own, self.generated))
+
+    def fill(self) -> None:
+        for ours, theirs in zip(self.buffers(self.own), self.buffers(self.generated), strict=True):
+            noise = torch.from_numpy(self.random.integers(0, 256, ours.nbytes, np.uint8)).view(
+                ours.view(torch.uint8).shape
+            )
+            ours.view(torch.uint8).copy_(noise)
+            theirs.view(torch.uint8).copy_(noise)
+
+    def buffers(self, pool: Any) -> list[torch.Tensor]:
+        return [*pool.kv_buffer, *pool.index_k_with_scale_buffer]
+
+    def check(self) -> None:
+        """Every byte of every buffer is the same."""
+        for ours, theirs in zip(self.buffers(self.own), self.buffers(self.generated), strict=True):
+            assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+    def slots(self, count: int, first: int = 1) -> torch.Tensor:
+        return torch.from_numpy(self.random.permutation(SLOTS - first)[:count] + first)
+
+    def latent(self, count: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+        """Finite values of many sizes, none of a block all 0 or under 2^-126 * 448."""
+        normal = self.random.standard_normal((count, 576)).astype(np.float32)
+        values = torch.from_numpy(normal * np.exp(self.random.standard_normal((count, 1)) * 4).astype(np.float32))
+        nope, rope = values[:, None].to(dtype).split([512, 64], -1)
+        return nope, rope  # strided, as slices of one tensor
+
+    def keys(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes and scales of any bits."""
+        codes = torch.from_numpy(self.random.integers(0, 256, (count, 128), np.uint8)).view(E4M3)
+        return codes, torch.from_numpy(self.random.integers(0, 2**32, count, np.uint32).view(np.float32))
+
+
+@pytest.fixture(params=DTYPES)
+def kv_format(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def both(kv_format: str) -> Iterator[Both]:
+    with Deployment(kv_format, MODEL, 0, 4).serving() as configurator:
+        pools = Both(build_own(configurator, TOKENS), build(configurator, TOKENS), np.random.default_rng(20310))
+        pools.fill()
+        pools.check()
+        yield pools
+
+
+packed_only = pytest.mark.parametrize("kv_format", ["fp8_scaled"], indirect=True)
+raw_only = pytest.mark.parametrize("kv_format", ["fp8_raw"], indirect=True)
+bf16_only = pytest.mark.parametrize("kv_format", ["bf16"], indirect=True)
+unscaled = pytest.mark.parametrize("kv_format", ["bf16", "fp8_raw"], indirect=True)
+
+
+# -- the same
+
+
+def test_set_mla_kv_buffer(both: Both) -> None:
+    """Slots as a tensor and as SGLang's KVWriteLoc, int32 and int64, slot 0 among them, which both skip."""
+    for layer_id in range(4):
+        for wrap in (lambda loc: loc, lambda loc: loc.int(), KVWriteLoc):
+            loc = torch.cat([both.slots(100), torch.tensor([0])])
+            nope, rope = both.latent(101)
+            for pool in both:
+                pool.set_mla_kv_buffer(layer(layer_id), wrap(loc), nope, rope)
+            both.check()
+            for pool in both:
+                pool.set_mla_kv_buffer(None, wrap(loc), nope[:, 0], rope[:, 0], layer_id_override=SHARED)
+            both.check()
+
+
+@raw_only
+def test_set_mla_kv_buffer_of_codes(both: Both) -> None:
+    """As the trtllm backend hands them over, which quantises together with the rotation. Any bits."""
+    for layer_id in range(4):
+        codes = torch.from_numpy(both.random.integers(0, 256, (90, 1, 576), np.uint8)).view(E4M3)
+        loc = both.slots(90)
+        for pool in both:
+            pool.set_mla_kv_buffer(layer(layer_id), loc, *codes.split([512, 64], -1))
+        both.check()
+
+
+@unscaled
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_set_mla_kv_buffer_of_other_floats(both: Both, dtype: torch.dtype) -> None:
+    """Both cast once, from what is given to what is stored."""
+    loc, (nope, rope) = both.slots(90), both.latent(90, torch.float32)
+    for pool in both:
+        pool.set_mla_kv_buffer(layer(1), loc, nope.to(dtype), rope.to(dtype))
+    both.check()
+
+
+@unscaled
+def test_set_kv_buffer(both: Both) -> None:
+    """Whole rows; both write slot 0."""
+    loc = torch.cat([both.slots(50), torch.tensor([0])])
+    rows = torch.cat(both.latent(51), -1)
+    for pool in both:
+        pool.set_kv_buffer(layer(2), KVWriteLoc(loc), rows, None)
+    both.check()
+
+
+def test_views(both: Both) -> None:
+    """What SGLang's attention kernels read."""
+    for layer_id in range(4):
+        for name in ("get_key_buffer", "get_value_buffer"):
+            one, other = (getattr(pool, name)(layer_id) for pool in both)
+            assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+        key, value = both.generated.get_kv_buffer(layer_id)
+        assert key.data_ptr() == value.data_ptr() == both.generated.generated.buffer("kv", layer_id).data_ptr()
+    assert both.own.get_kv_buffer_shape() == both.generated.get_kv_buffer_shape()
+    for layer_id in range(SHARED):
+        one, other = (pool.get_index_k_with_scale_buffer(layer_id) for pool in both)
+        assert (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+        assert torch.equal(one, other)
+
+
+@unscaled
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, None])
+def test_get_mla_kv_buffer(both: Both, dtype: torch.dtype | None) -> None:
+    loc, (nope, rope) = both.slots(80), both.latent(80)
+    for pool in both:
+        pool.set_mla_kv_buffer(layer(1), loc, nope, rope)
+    for one, other in zip(*(pool.get_mla_kv_buffer(layer(1), loc[:70], dtype) for pool in both), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_set_index_k_scale_buffer(both: Both) -> None:
+    """Scales with an axis of 1 and without; both write slot 0."""
+    for layer_id in range(SHARED):
+        loc = torch.cat([both.slots(100), torch.tensor([0])])
+        codes, scales = both.keys(101)
+        for pool in both:
+            pool.set_index_k_scale_buffer(layer_id, loc, codes, scales[:, None] if layer_id else scales)
+        both.check()
+
+
+def test_get_index_k_scale_buffer(both: Both) -> None:
+    """Sequences of several pages in any order, one of them empty."""
+    pages = torch.from_numpy(both.random.permutation(SLOTS // PAGE)[:8].reshape(4, 2)).int()
+    lengths = torch.tensor([100, 0, 64, 3])
+    for layer_id in range(SHARED):
+        results = [pool.get_index_k_scale_buffer(layer_id, lengths, pages, 167, 100) for pool in both]
+        for one, other in zip(*results, strict=True):
+            assert (one.shape, one.dtype) == (other.shape, other.dtype)
+            assert torch.equal(one, other)
+        assert [tuple(own.shape) for own in results[0]] == [(167, 128), (167, 4)]
+
+
+def test_move_kv_cache(both: Both) -> None:
+    """Onto slots that are not read, onto slots that are, and with pairs that stay where they are."""
+    slots = both.slots(120)
+    for targets, sources in (
+        (slots[:60], slots[60:]),
+        (slots, slots.roll(7)),
+        (torch.zeros(3).long(), torch.zeros(3).long()),
+    ):
+        for pool in both:
+            pool.move_kv_cache(targets.view(-1, 1), sources.view(-1, 1))
+        both.check()
+
+
+def test_cpu_copy_of_whole_pages(both: Both) -> None:
+    """As SGLang makes them of a request that it retracts: whole pages, in any order, into other pages."""
+    pages = both.random.permutation(SLOTS // PAGE - 1) + 1
+    saved, loaded = (
+        torch.cat([torch.arange(page * PAGE, (page + 1) * PAGE) for page in own]) for own in (pages[:3], pages[3:6])
+    )
+    copies = [pool.get_cpu_copy(saved, mamba_indices=None, req_pool_index=0) for pool in both]
+    both.fill()
+    for pool, copy in zip(both, copies, strict=True):
+        pool.load_cpu_copy(copy, loaded, mamba_indices=None, req_pool_index=0)
+    both.check()
+
+
+def test_layers_are_waited_for(both: Both) -> None:
+    """Reads wait until a layer has been loaded back from the host; layers are counted from the first of the stage."""
+    waited: list[int] = []
+    loc, lengths, table = torch.tensor([3]), torch.tensor([1]), torch.tensor([[1]])
+    for pool in both:
+        pool.register_layer_transfer_counter(SimpleNamespace(wait_until=waited.append))
+        pool.get_mla_kv_buffer(layer(1), loc, torch.bfloat16)
+        pool.get_index_k_scale_buffer(2, lengths, table, 1, 1)
+        pool.get_index_k_with_scale_buffer(0)
+        pool.get_key_buffer(3)
+        pool.get_value_buffer(2)
+        pool.set_mla_kv_buffer(layer(0), loc, *both.latent(1))
+        pool.set_index_k_scale_buffer(0, loc, *both.keys(1))
+    assert waited == [1, 2, 0, 3, 2] * 2
+
+
+# -- different
+
+
+@packed_only
+@difference("SGLang stores the code of -448 for zeros whose block has no other value, of which it reads back -0")
+def test_block_of_zeros(both: Both) -> None:
+    nope, rope = torch.zeros(1, 1, 512).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
+    stored = stored_rows(both, nope, rope)
+    assert stored == [[0xFE] * 512 + [0] * 144, [0] * 656]
+
+
+@packed_only
+@difference("SGLang stores the code of -448 for a NaN; the generated pool stores a NaN")
+def test_nan(both: Both) -> None:
+    nope, rope = torch.ones(1, 1, 512).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
+    nope.view(torch.int16)[0, 0, [5, 200]] = torch.tensor([0x7FC0, -0x40]).short()  # a NaN of either sign
+    one, other = stored_rows(both, nope, rope)
+    assert [row[5] for row in (one, other)] == [0xFE, 0x7F]
+    assert [row[200] for row in (one, other)] == [0xFE, 0x7F]
+    one[5] = one[200] = 0x7F
+    assert one == other  # the others of the block, and its scale, are as if it were not there
+
+
+@packed_only
+@difference("SGLang reads an infinity of either sign back as -infinity; the generated pool reads it back as NaN")
+def test_infinity(both: Both) -> None:
+    nope, rope = torch.ones(1, 1, 512).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
+    nope[0, 0, 5], nope[0, 0, 200] = float("inf"), float("-inf")
+    one, other = stored_rows(both, nope, rope)
+    infinite = [0, 0, 0x80, 0x7F]
+    assert one[512:520] == other[512:520] == infinite * 2
+    assert [row[5] for row in (one, other)] == [row[200] for row in (one, other)] == [0xFE, 0x7F]
+    one[5] = one[200] = 0x7F
+    assert one == other
+
+
+@packed_only
+@difference("SGLang stores scales under 2^-126, for which its own 1/scale overflows; the generated pool stores 2^-126")
+def test_scale_under_the_normal_numbers(both: Both) -> None:
+    nope, rope = torch.zeros(1, 1, 512).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
+    nope[0, 0] = 2.0**-133
+    nope[0, 0, :4] = torch.tensor([2.0**-120, -(2.0**-121), 2.0**-126, 0.0])
+    one, other = stored_rows(both, nope, rope)
+    # amax / 448 = 2^-128.8: SGLang's scale is a denormal, 1 / scale infinite, and each code that of +-448, or of a NaN.
+    assert np.frombuffer(bytes(one[512:516]), np.float32)[0] == np.float32(2.0**-120) / np.float32(448)
+    assert one[:4] == [0x7E, 0xFE, 0x7E, 0xFE]
+    # With 2^-126: 2^6 = 64, -2^5, 1 and 0.
+    assert np.frombuffer(bytes(other[512:516]), np.float32)[0] == np.float32(2.0**-126)
+    assert other[:4] == [0x68, 0xE0, 0x38, 0]
+    assert other[4] == 0x04  # 2^-133 * 2^126 = 2^-7, 4 units of 2^-9
+
+
+@raw_only
+@difference("SGLang keeps the sign of a NaN; the generated pool has one NaN")
+def test_negative_nan(both: Both) -> None:
+    nope, rope = torch.ones(1, 1, 512).bfloat16(), torch.ones(1, 1, 64).bfloat16()
+    nope.view(torch.int16)[0, 0, :2] = torch.tensor([0x7FC0, -0x40]).short()
+    one, other = stored_rows(both, nope, rope)
+    assert (one[:3], other[:3]) == ([0x7F, 0xFF, 0x38], [0x7F, 0x7F, 0x38])
+    assert one[3:] == other[3:]
+
+
+@packed_only
+@difference(
+    "SGLang quantises other floats than bf16 as they are; the generated pool takes bf16, to which they are cast"
+)
+def test_other_floats_in_packed_rows(both: Both) -> None:
+    loc, (nope, rope) = both.slots(40), both.latent(40, torch.float16)
+    for pool in both:
+        pool.set_mla_kv_buffer(layer(0), loc, nope, rope)
+    rows = [pool.kv_buffer[0][loc, 0] for pool in both]
+    assert not torch.equal(rows[0][:, :528], rows[1][:, :528])
+    both.generated.set_mla_kv_buffer(layer(1), loc, nope.bfloat16(), rope.bfloat16())
+    assert torch.equal(both.generated.kv_buffer[1][loc, 0], rows[1])
+
+
+@packed_only
+@difference("SGLang's get_mla_kv_buffer takes the bytes of a packed row for values; the generated pool dequantises")
+def test_gather_from_a_packed_row(both: Both) -> None:
+    loc, (nope, rope) = both.slots(40), both.latent(40)
+    for pool in both:
+        pool.set_mla_kv_buffer(layer(0), loc, nope, rope)
+    theirs, ours = (pool.get_mla_kv_buffer(layer(0), loc, torch.bfloat16) for pool in both)
+    rows = both.own.kv_buffer[0][loc, 0]
+    assert torch.equal(theirs[0][:, 0], rows[:, :512].view(E4M3).bfloat16())  # codes without their scales
+    assert torch.equal(theirs[1][:, 0].nan_to_num(), rows[:, 512:576].view(E4M3).bfloat16().nan_to_num())  # the scales
+    scales = rows[:, 512:528].view(torch.float32).repeat_interleave(128, 1)
+    assert torch.equal(ours[0][:, 0], (rows[:, :512].view(E4M3).float() * scales).bfloat16())
+    assert torch.equal(ours[1], rope)
+    with pytest.raises(ValueError, match="^dst_dtype must be bfloat16, float16 or float32, not torch.float8_e4m3fn$"):
+        both.generated.get_mla_kv_buffer(layer(0), loc)
+
+
+@packed_only
+@difference("SGLang has no set_kv_buffer for packed rows (an assertion); the generated pool quantises")
+def test_whole_rows_into_packed_rows(both: Both) -> None:
+    loc, (nope, rope) = both.slots(40), both.latent(40)
+    with pytest.raises(AssertionError):
+        both.own.set_kv_buffer(layer(0), loc, torch.cat([nope, rope], -1), None)
+    both.generated.set_kv_buffer(layer(0), loc, torch.cat([nope, rope], -1), None)
+    both.own.set_mla_kv_buffer(layer(0), loc, nope, rope)
+    both.check()
+
+
+@difference("SGLang's stores and moves fail on slots outside (an IndexError of torch); the generated pool skips them")
+def test_slots_outside(both: Both) -> None:
+    outside = torch.tensor([5, SLOTS, 2**40, -SLOTS - 1])
+    nope, rope = both.latent(4)
+    before = [buffer.clone() for buffer in both.buffers(both.generated)]
+    with pytest.raises(IndexError):
+        both.own.set_mla_kv_buffer(layer(0), outside, nope, rope)
+    with pytest.raises(IndexError):
+        both.own.move_kv_cache(outside, outside)
+    both.generated.set_mla_kv_buffer(layer(0), outside, nope, rope)
+    both.generated.move_kv_cache(outside.roll(1), outside)  # every pair has a slot outside
+    both.generated.set_index_k_scale_buffer(0, outside[1:], *both.keys(3))
+    before[0][5] = both.generated.kv_buffer[0][5]
+    assert not torch.equal(both.own.kv_buffer[0][5], before[0][5])
+    for ours, theirs in zip(both.buffers(both.generated), before, strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+    latent, rope = both.generated.get_mla_kv_buffer(layer(0), outside[1:], torch.bfloat16)
+    assert not latent.any() and not rope.any()  # SGLang reads whatever lies there
+
+
+@difference(
+    "SGLang has a buffer at the address 0 for a layer without index keys; the generated pool refuses a store there"
+)
+def test_a_layer_without_index_keys(both: Both) -> None:
+    assert both.own.index_k_with_scale_buffer[SHARED].data_ptr() == 0
+    codes, scales = both.keys(1)
+    message = r"^layer 3 has no `index_k` here; the layers that have one are \[0, 1, 2\]$"
+    with pytest.raises(LookupError, match=message):
+        both.generated.set_index_k_scale_buffer(SHARED, torch.tensor([1]), codes, scales)
+
+
+@difference(
+    "SGLang copies the index keys of whole pages, of slots that were not named too; the generated pool, of the slots"
+)
+def test_cpu_copy_of_a_part_of_a_page(both: Both) -> None:
+    named = torch.arange(70, 80)  # of page 1, slots 64 to 127
+    copies = [pool.get_cpu_copy(named) for pool in both]
+    before = [pool.index_k_with_scale_buffer[0][1].clone() for pool in both]
+    assert torch.equal(*before)
+    both.fill()
+    between = both.generated.index_k_with_scale_buffer[0][1].clone()
+    for pool, copy in zip(both, copies, strict=True):
+        pool.load_cpu_copy(copy, named)
+    theirs, ours = (pool.index_k_with_scale_buffer[0][1] for pool in both)
+    assert torch.equal(theirs, before[0])  # the 54 other slots are what they were when the copy was made
+    expected = between.clone()
+    expected[6 * 128 : 16 * 128] = before[1][6 * 128 : 16 * 128]
+    expected[8192 + 6 * 4 : 8192 + 16 * 4] = before[1][8192 + 6 * 4 : 8192 + 16 * 4]
+    assert torch.equal(ours, expected)
+    for one, other in zip(both.own.kv_buffer, both.generated.kv_buffer, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@bf16_only
+@difference("SGLang takes a copy of another layout or length as far as it goes; the generated pool refuses it")
+def test_a_copy_of_another_length(both: Both) -> None:
+    copies = [pool.get_cpu_copy(torch.arange(64, 192)) for pool in both]
+    both.own.load_cpu_copy(copies[0], torch.arange(64, 64))  # nothing of it is written, and nothing said
+    with pytest.raises(ValueError, match="^copy must be of this layout and as many slots: "):
+        both.generated.load_cpu_copy(copies[1], torch.arange(64, 64))
+
+
+@bf16_only
+@difference("The first layer cannot share: it has no earlier top-k. SGLang makes such a pool, the layout refuses it")
+def test_a_first_layer_that_shares(both: Both) -> None:
+    with Deployment("bf16", glm_5_2(2, indexer_types=["shared", "full"]), 0, 2).serving() as configurator:
+        assert build_own(configurator, TOKENS).skip_topk_layers == [True, False]
+        with pytest.raises(ValueError, match="^glm_dsa: layer 0: the first layer has no earlier top-k to share$"):
+            build(configurator, TOKENS)
+
+
+@bf16_only
+@difference(
+    "SGLang makes pools of any number of tokens, the configurator only whole pages; the generated pool refuses others"
+)
+def test_a_part_of_a_page_of_tokens(both: Both) -> None:
+    with Deployment("bf16", glm_5_2(1), 0, 1).serving() as configurator:
+        assert len(build_own(configurator, 100).kv_buffer[0]) == 164
+        with pytest.raises(ValueError, match="^tokens must be a non-negative multiple of 64, not 100; "):
+            build(configurator, 100)
+
+
+def stored_rows(both: Both, nope: torch.Tensor, rope: torch.Tensor) -> list[list[int]]:
+    """The bytes of the row of slot 7 in either pool."""
+    for pool in both:
+        pool.set_mla_kv_buffer(layer(0), torch.tensor([7]), nope, rope)
+    return [pool.kv_buffer[0][7].view(torch.uint8).flatten().tolist() for pool in both]
