@@ -154,7 +154,8 @@ def test_nothing_grows_with_the_layers() -> None:
     assert seen["move"][0][0] == ["_pack_kernel", "_unpack_kernel"]
     assert seen["move"][0][1] == ["aten.empty.memory_format"]  # and nothing else for the device to do
     assert seen["save"][0][0] == ["_pack_kernel"]
-    assert seen["save"][0][1].count("aten.copy_.default") == 1  # the transfer
+    # The slots of the one part and its staging tensor, which on a CPU needs no transfer to be the copy.
+    assert seen["save"][0][1] == ["aten.slice.Tensor", "aten.zeros.default"]
     assert seen["restore"][0][0] == ["_unpack_kernel"]
     assert seen["clear"][0][0] == ["_clear_kernel"]
 

@@ -36,6 +36,7 @@ WITHOUT_FILE = {  # codes that no spec file of the corpus can bring about, each 
     "KV402": "two specs that write the same file",
     "KV403": "a fragment where a layout is needed",
     "KV404": "memory that does not hold even the reserved pages",
+    "KV405": "a layout that is no pool of the engine",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read",
     "KV499": "a fault of kvgen itself",
@@ -307,6 +308,36 @@ def test_fragment_where_a_layout_is_needed() -> None:
         "  |\n"
         "  = help: name a layout that includes it\n"
     )
+
+
+def test_layout_that_is_no_pool_of_the_engine(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_bytes(SMALL)
+    status, out, err = run("build", str(file), "--engine", "sglang", "-o", str(tmp_path / "out"))
+    assert (status, out) == (1, "")
+    assert err == (
+        "error[KV405]: `small` is not the DSA pool of SGLang: it has no operation `set_mla_kv_buffer` that is a store\n"
+        f" --> {file}:2:9\n"
+        "  |\n"
+        "2 | layout: small\n"
+        "  |         ^^^^^\n"
+        "  |\n"
+        "  = note: it has no operation `get_mla_kv_buffer` that is a load\n"
+        "  = note: it has no operation `get_key_buffer` that is a view\n"
+        "  = note: it has no operation `set_index_k_scale_buffer` that is a put\n"
+        "  = note: it has no operation `get_index_k_scale_buffer` that is a gather\n"
+        "  = note: it has no operation `get_index_k_with_scale_buffer` that is a view\n"
+        "  = note: it has no operation `get_contiguous_buf_infos` that is a describe\n"
+        "  = note: it has no operation `get_state_buf_infos` that is a describe\n"
+        "  = note: it has no field of the config from `kv_lora_rank`\n"
+        "  = note: it has no field of the config from `qk_rope_head_dim`\n"
+        "  = note: it has no field of the config from `index_head_dim`\n"
+        "  = note: it has no field of the config from `index_kpool`\n"
+        "  = note: it has no field of the config from `indexer_types`\n"
+        "  = note: it has no choice `kv_format` of several formats\n"
+        "  = help: build it without --engine sglang\n"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_command_line_that_cannot_be_read() -> None:

@@ -1,0 +1,111 @@
+"""Adapters as text: what `kvgen build --engine` writes, and what the module says without its engine.
+
+That an engine runs on one is shown by `make test-peers`, which has the engine.
+"""
+
+import ast
+import importlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvgen.cli import main
+
+ROOT = Path(__file__).parent.parent
+SPEC = str(ROOT / "specs" / "glm_dsa.yaml")
+ADAPTER = ROOT / "generated" / "sglang" / "glm_dsa.py"
+
+
+def kvgen(*words: object) -> tuple[int, str, str]:
+    out, err = io.StringIO(), io.StringIO()
+    status = main([str(word) for word in words], io.BytesIO(), out, err)
+    return status, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    assert kvgen("build", SPEC, "--engine", "sglang", "-o", tmp_path) == (
+        0,
+        f"wrote: {tmp_path}/glm_dsa.py\nwrote: {tmp_path}/sglang/glm_dsa.py\n",
+        "",
+    )
+    return tmp_path
+
+
+def test_the_pool_and_its_adapter_are_written(built: Path) -> None:
+    assert sorted(path.relative_to(built).as_posix() for path in built.rglob("*.py")) == [
+        "glm_dsa.py",
+        "sglang/glm_dsa.py",
+    ]
+    assert (built / "sglang" / "glm_dsa.py").read_bytes() == ADAPTER.read_bytes()
+    assert (built / "glm_dsa.py").read_bytes() == (ROOT / "generated" / "glm_dsa.py").read_bytes()
+
+
+def test_checks_look_at_adapters_where_they_are_asked_to(built: Path) -> None:
+    adapter = built / "sglang" / "glm_dsa.py"
+    assert kvgen("build", SPEC, "--engine", "sglang", "-o", built, "--check") == (0, "", "")
+    adapter.write_text(adapter.read_text() + "\n")
+    assert kvgen("build", SPEC, "-o", built, "--check") == (0, "", "")
+    status, out, _ = kvgen("build", SPEC, "--engine", "sglang", "-o", built, "--check", "--diff")
+    assert status == 1 and out.endswith(f"changed: {adapter}\n") and f"--- {adapter}\n" in out
+    adapter.unlink()
+    assert kvgen("build", SPEC, "--engine", "sglang", "-o", built, "--check") == (1, f"missing: {adapter}\n", "")
+
+
+def test_an_adapter_that_no_spec_makes_is_extra(built: Path, tmp_path: Path) -> None:
+    gone = built / "sglang" / "gone.py"
+    gone.write_bytes(ADAPTER.read_bytes())
+    specs = sorted((ROOT / "specs").glob("*.yaml"))
+    assert kvgen("build", *specs, "--engine", "sglang", "-o", built, "--check") == (1, f"extra: {gone}\n", "")
+    assert kvgen("build", *specs, "-o", built, "--check") == (0, "", "")
+
+
+def test_standard_output_takes_one_module() -> None:
+    assert kvgen("build", SPEC, "--engine", "sglang", "-o", "-") == (
+        2,
+        "",
+        "error[KV410]: `-o -` prints one module; with --engine sglang there are two\n",
+    )
+
+
+def test_an_engine_that_is_not_known() -> None:
+    status, out, err = kvgen("build", SPEC, "--engine", "vllm")
+    assert (status, out) == (2, "")
+    assert err.startswith("error[KV410]: argument --engine: invalid choice: 'vllm'")
+
+
+def test_what_is_missing_as_json(tmp_path: Path) -> None:
+    text = (ROOT / "specs" / "glm_dsa.yaml").read_text().replace("get_state_buf_infos:", "get_index_buf_infos:")
+    changed = ROOT / "specs" / "glm_dsa.yaml"
+    spec = tmp_path / "glm_dsa.yaml"
+    spec.write_text(text)
+    for fragment in ("mla_rows.yaml", "index_rows.yaml"):
+        (tmp_path / fragment).write_bytes((changed.parent / fragment).read_bytes())
+    status, out, err = kvgen("build", spec, "--engine", "sglang", "-o", tmp_path, "--format", "json")
+    (problem,) = json.loads(out)["problems"]
+    assert (status, err, problem["code"]) == (1, "", "KV405")
+    assert problem["message"] == (
+        "`glm_dsa` is not the DSA pool of SGLang: it has no operation `get_state_buf_infos` that is a describe"
+    )
+
+
+def test_the_adapter_states_no_numbers() -> None:
+    """Bytes and offsets are the layout's: the only numbers are those of first and last things."""
+    tree = ast.parse(ADAPTER.read_text())
+    numbers = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is int}
+    assert numbers == {0, 1}
+
+
+def test_without_sglang_the_import_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    monkeypatch.delitem(sys.modules, "generated.sglang.glm_dsa", raising=False)
+    with pytest.raises(ImportError) as error:
+        importlib.import_module("generated.sglang.glm_dsa")
+    assert str(error.value) == (
+        "this pool is for SGLang 0.5.23 (pip install sglang==0.5.23), of which something cannot be imported: "
+        "import of msgspec halted; None in sys.modules. The pool in glm_dsa.py itself needs no engine."
+    )
