@@ -26,7 +26,7 @@ bench-build: .venv
 	$(BIN)/python bench/build.py
 
 bench-cpu: .venv-peers
-	.venv-peers/bin/python bench/cpu.py
+	MALLOC_TRIM_THRESHOLD_=68719476736 MALLOC_MMAP_THRESHOLD_=34359738368 .venv-peers/bin/python -W ignore bench/cpu.py
 
 .venv: .venv/installed
 

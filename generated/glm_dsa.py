@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -1343,42 +1344,65 @@ def _clear_kernel(
                     tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
 
 
-def _e4m3_codes(values: torch.Tensor, nonzero: torch.Tensor | None = None) -> torch.Tensor:
-    """e4m3 codes (uint8) of fp32: to nearest even, saturating at 448; NaN is 0x7F, others 0 where not `nonzero`."""
-    codes = values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
-    codes = codes if nonzero is None else codes.mul_(nonzero)
-    return codes.masked_fill_(values.isnan(), 0x7F)
+def _e4m3_codes(values: torch.Tensor) -> torch.Tensor:
+    """e4m3 codes (uint8) of fp32, which it clamps: to nearest even, saturating at 448; NaN is 0x7F."""
+    codes = values.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    return codes if values.sum().isfinite() else codes.masked_fill_(values.isnan(), 0x7F)
 
 
-def _e4m3_values(codes: torch.Tensor) -> torch.Tensor:
-    """e4m3 codes (uint8) as fp32, exactly."""
-    return codes.view(torch.float8_e4m3fn).float()
+def _e4m3_values(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """e4m3 codes (uint8 [slots, values]) as bf16, f16 or f32, exactly; NaN as `_rounded_values` has it."""
+    if codes.shape[1] % 2:
+        return _rounded_values(codes.view(torch.float8_e4m3fn).float(), dtype)
+    pairs = codes.view(torch.int16).int().bitwise_and_(0xFFFF)
+    return _e4m3_pairs(dtype, codes.device).index_select(0, pairs.view(-1)).view(dtype).view(codes.shape)
+
+
+@cache
+def _e4m3_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The values of every two codes, as integers with the bits of both: looked up much faster than converted."""
+    codes = torch.arange(2**16, device=device).short().view(torch.float8_e4m3fn)
+    return _rounded_values(codes.float(), dtype).view(torch.int32 if dtype.itemsize == 2 else torch.int64)
 
 
 def _rounded_values(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """fp32 as bf16, f16 or f32, to nearest even; NaN is 0x7FFF, or 0x7FFFFFFF, on every device."""
     result = values.to(dtype, copy=True)
-    bits = result.view(torch.int32 if dtype == torch.float32 else torch.int16)
-    bits.masked_fill_(values.isnan(), 0x7FFFFFFF if dtype == torch.float32 else 0x7FFF)
+    if not result.sum().isfinite():  # else none of them is NaN
+        bits = result.view(torch.int32 if dtype == torch.float32 else torch.int16)
+        bits.masked_fill_(values.isnan(), 0x7FFFFFFF if dtype == torch.float32 else 0x7FFF)
     return result
 
 
+def _largest(bits: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of each row of bf16, as int16 with its bits; a NaN is above 0x7F80, infinity."""
+    return (bits & 0x7FFF).amax(-1, keepdim=True)
+
+
 def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 codes and the scale of each block. `blocks` are fp32 [tokens, blocks, values]."""
-    largest = blocks.abs().nan_to_num_(nan=0.0, posinf=float("inf")).amax(2, keepdim=True)
+    """e4m3 codes and the scale of each block. `blocks` are bf16, as int16 [tokens, blocks, values]."""
+    largest = _largest(blocks)
+    if (largest > 0x7F80).any():  # the largest of those that are not NaN
+        largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
+    largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
     scales = (largest / torch.full_like(largest, 448.0)).clamp(min=2.0**-126)
     scales = torch.where(largest > 0, scales, 0)
     divisors = torch.where(scales > 0, scales, 1)
-    codes = _e4m3_codes(blocks * (torch.ones_like(scales) / divisors), scales > 0)
+    codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors))
+    if not scales.all():  # a block of zeros, of either sign, and NaN
+        codes.masked_fill_((scales == 0) & (codes != 0x7F), 0)
     return codes.flatten(1), scales.flatten(1)
 
 
 def _quantise_key(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 codes and the scale of each block. `blocks` are fp32 [tokens, blocks, values]."""
-    largest = blocks.abs().nan_to_num_(nan=0.0, posinf=float("inf")).amax(2, keepdim=True)
+    """e4m3 codes and the scale of each block. `blocks` are bf16, as int16 [tokens, blocks, values]."""
+    largest = _largest(blocks)
+    if (largest > 0x7F80).any():  # the largest of those that are not NaN
+        largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
+    largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
     largest = largest.clamp(min=0.0001)
     scales = largest / torch.full_like(largest, 448.0)
-    codes = _e4m3_codes(blocks * (torch.ones_like(scales) / scales))
+    codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / scales))
     return codes.flatten(1), scales.flatten(1)
 
 
@@ -1449,6 +1473,7 @@ class _Entry:
     layer: int
     page: Page
     memory: torch.Tensor
+    views: dict[Record, torch.Tensor]  # those that `_record_view` has made
 
 
 class GlmDsaPool:
@@ -1510,7 +1535,7 @@ class GlmDsaPool:
             for layer in buffer.layers:
                 memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
                 self._buffers[buffer.name, layer] = memory
-                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory))
+                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, {}))
         self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
@@ -1873,7 +1898,7 @@ class GlmDsaPool:
             fields = twin(entry, *values)
             for record in entry.page.records:
                 rows = torch.cat([fields[name].view(torch.uint8) for name in record.fields], 1)
-                _copy_in(entry, record, slots, rows)
+                _copy_in(entry, record, _places(entry, record, slots), rows)
         elif len(slots):
             strided = (argument for rows in values for argument in (rows, rows.stride(0)))
             bounds = (len(slots), first_slot, num_slots)
@@ -1952,6 +1977,9 @@ class GlmDsaPool:
         targets, sources = self._rooted("tgt_loc", tgt_loc), self._rooted("src_loc", src_loc)
         if _counts(targets) != _counts(sources):
             raise ValueError(f"tgt_loc and src_loc must agree in slots: {_counts(targets)} and {_counts(sources)}")
+        if not self._triton:
+            self._move(self._in_spaces(sources), self._in_spaces(targets))
+            return
         staging = self._pack(self._in_spaces(sources), torch.empty)
         self._unpack(staging, self._in_spaces(targets))
 
@@ -2205,19 +2233,40 @@ class GlmDsaPool:
         return sum(-(-nbytes * count // 16) * 16 for nbytes, count in records) + sum(counts.values())
 
     def _pack(self, slots: dict[str, torch.Tensor], make: Callable = torch.zeros) -> torch.Tensor:
-        """Slots of every space, staged in a tensor that `make` makes."""
+        """Slots of every space, staged in a tensor that `make` makes; it decides what lies between the parts."""
         counts = _counts(slots)
-        staging = make(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
         if self._triton:
+            staging = make(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
             self._launch_copy(_pack_kernel, staging, slots)
             return staging
+        staging = torch.empty(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
+        staging[len(staging) - sum(counts.values()) :] = 0
+        for part in self._staged(counts):
+            staging[part.offset + part.nbytes :][: -part.nbytes % 16] = 0
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
-            inside = torch.where(kept, own, 0)
+            is_whole = bool(kept.all())
+            places = _places(entries[0], record, own if is_whole else torch.where(kept, own, 0))
             for entry, rows in zip(entries, staged, strict=True):
-                _copy_out(entry, record, inside, rows)
-                rows.masked_fill_(~kept[:, None], 0)
+                _copy_out(entry, record, places, rows)
+                if not is_whole:
+                    rows.masked_fill_(~kept[:, None], 0)
             flags.copy_(kept)
         return staging
+
+    def _move(self, sources: dict[str, torch.Tensor], targets: dict[str, torch.Tensor]) -> None:
+        """Copy slots of every space to others, a record at a time."""
+        for record, own_record in zip(self._records, self._page_records, strict=True):
+            space = self._spaces[record.space]
+            source, target = sources[space.name].long(), targets[space.name].long()
+            num_slots = self._num_slots(space)
+            kept = (source >= 0) & (source < num_slots) & (target >= 0) & (target < num_slots)
+            source, target = _filtered(kept, source, target)
+            entries = self._entries[record.first : record.first + record.layers]
+            reads, writes = _places(entries[0], own_record, source), _places(entries[0], own_record, target)
+            rows = source.new_empty((len(source), record.nbytes), dtype=torch.uint8)
+            for entry in entries:
+                _copy_out(entry, own_record, reads, rows)
+                _copy_in(entry, own_record, writes, rows)
 
     def _unpack(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
         """What is staged into slots of every space."""
@@ -2226,8 +2275,9 @@ class GlmDsaPool:
             return
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             kept = kept & (flags != 0)
+            places = _places(entries[0], record, *_filtered(kept, own))
             for entry, rows in zip(entries, staged, strict=True):
-                _copy_in(entry, record, *_filtered(kept, own, rows))
+                _copy_in(entry, record, places, *_filtered(kept, rows))
 
     def _launch_copy(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
         """Launch a kernel that copies slots of all entries."""
@@ -2314,46 +2364,47 @@ def _kind(value: object) -> str:
 
 
 def _record_view(entry: _Entry, record: Record) -> torch.Tensor:
-    """A record of every slot in the widest units it allows, a view: [pages, slots of a page, units]."""
+    """A record of every slot in the widest units it allows, a view: [pages, slots of a page, units].
+
+    [slots, units] where all slots are one stride apart.
+    """
+    if record in entry.views:
+        return entry.views[record]
     page_bytes = entry.memory.shape[1]
     unit = math.gcd(16, page_bytes, record.offset, record.slot_stride, record.nbytes)
     units = entry.memory.view(_UNITS[unit])
     shape = (len(units), entry.page.slots, record.nbytes // unit)
     stride = (page_bytes // unit, record.slot_stride // unit, 1)
-    return units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+    view = units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+    is_even = view.ndim == 3 and stride[0] == shape[1] * stride[1]
+    return entry.views.setdefault(record, view.flatten(0, 1) if is_even else view)
 
 
-def _record_index(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What picks the slots out of `_record_view`."""
+def _places(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What picks the slots out of `_record_view`: the same for all entries that are alike."""
+    if _record_view(entry, record).ndim == 2:
+        return (slots,)
     return slots // entry.page.slots, slots % entry.page.slots
 
 
-def _even(view: torch.Tensor) -> torch.Tensor | None:
-    """A view of records as [slots, units], where all slots are one stride apart."""
-    if view.ndim == 3 and view.stride(0) == view.shape[1] * view.stride(1):
-        return view.flatten(0, 1)
-    return None
-
-
-def _copy_out(entry: _Entry, record: Record, slots: torch.Tensor, rows: torch.Tensor) -> None:
+def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Read the records of slots that are all inside into uint8 [slots, bytes]."""
     view = _record_view(entry, record)
-    even, units = _even(view), rows.view(view.dtype)
-    if even is not None:
-        torch.index_select(even, 0, slots, out=units)
+    units = rows.view(view.dtype)
+    if len(places) == 1:
+        torch.index_select(view, 0, *places, out=units)
     else:
-        units.copy_(view[_record_index(entry, record, slots)].flatten(1))
+        units.copy_(view[places].flatten(1))
 
 
-def _copy_in(entry: _Entry, record: Record, slots: torch.Tensor, rows: torch.Tensor) -> None:
+def _copy_in(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Write uint8 [slots, bytes] into the records of slots that are all inside."""
     view = _record_view(entry, record)
-    even, units = _even(view), rows.view(view.dtype)
-    if even is not None:
-        even.index_copy_(0, slots, units)
+    units = rows.view(view.dtype)
+    if len(places) == 1:
+        view.index_copy_(0, *places, units)
     else:
-        index = _record_index(entry, record, slots)
-        view[index] = units.view(len(slots), *view.shape[len(index) :])
+        view[places] = units.view(len(rows), *view.shape[len(places) :])
 
 
 def _field_view(memory: torch.Tensor, field: Field, dtype: torch.dtype) -> torch.Tensor:
@@ -2373,8 +2424,15 @@ def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor,
 def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
     field = entry.page.field(name)
-    values = _field_view(entry.memory, field, dtype)[_index(entry.page, field, torch.where(kept, slots, 0))]
-    return values.reshape(len(slots), field.count).masked_fill_(~kept[:, None], 0)
+    view = _field_view(entry.memory, field, dtype)
+    is_whole = bool(kept.all())
+    slots = slots if is_whole else torch.where(kept, slots, 0)
+    if view.stride(0) == view.shape[1] * view.stride(1):  # all slots are one stride apart
+        values = view.flatten(0, 1).index_select(0, slots)
+    else:
+        values = view[_index(entry.page, field, slots)]
+    values = values.reshape(len(slots), field.count)
+    return values if is_whole else values.masked_fill_(~kept[:, None], 0)
 
 
 def _store_mla_bf16(entry: _Entry, latent: torch.Tensor, rope: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -2384,7 +2442,7 @@ def _store_mla_bf16(entry: _Entry, latent: torch.Tensor, rope: torch.Tensor) -> 
 
 def _store_mla_fp8_scaled(entry: _Entry, latent: torch.Tensor, rope: torch.Tensor) -> dict[str, torch.Tensor]:
     """The fields of `mla_fp8_scaled` for values, [slots, values] each."""
-    latent, latent_scale = _quantise_latent(latent.view(torch.bfloat16).float().unflatten(1, (4, 128)))
+    latent, latent_scale = _quantise_latent(latent.unflatten(1, (4, 128)))
     return {"latent": latent, "latent_scale": latent_scale, "rope": rope}
 
 
@@ -2404,7 +2462,7 @@ def _put_index_fp8(entry: _Entry, key: torch.Tensor, key_scale: torch.Tensor) ->
 
 def _store_index_fp8(entry: _Entry, key: torch.Tensor) -> dict[str, torch.Tensor]:
     """The fields of `index_fp8` for values, [slots, values] each."""
-    key, key_scale = _quantise_key(key.view(torch.bfloat16).float().unflatten(1, (1, 128)))
+    key, key_scale = _quantise_key(key.unflatten(1, (1, 128)))
     return {"key": key, "key_scale": key_scale}
 
 
@@ -2425,7 +2483,7 @@ def _load_mla_fp8_scaled(
     entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Read values from slots of `mla_fp8_scaled`; zeros for a slot outside."""
-    codes = _e4m3_values(_read(entry, "latent", slots, kept, torch.uint8))
+    codes = _e4m3_values(_read(entry, "latent", slots, kept, torch.uint8), torch.float32)
     scales = _read(entry, "latent_scale", slots, kept, torch.float32)
     values = codes.unflatten(1, (4, 128)) * scales[:, :, None]
     latent = _rounded_values(values.flatten(1), dtypes[0])
@@ -2439,8 +2497,8 @@ def _load_mla_fp8_raw(
     entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Read values from slots of `mla_fp8_raw`; zeros for a slot outside."""
-    latent = _rounded_values(_e4m3_values(_read(entry, "latent", slots, kept, torch.uint8)), dtypes[0])
-    rope = _rounded_values(_e4m3_values(_read(entry, "rope", slots, kept, torch.uint8)), dtypes[1])
+    latent = _e4m3_values(_read(entry, "latent", slots, kept, torch.uint8), dtypes[0])
+    rope = _e4m3_values(_read(entry, "rope", slots, kept, torch.uint8), dtypes[1])
     return latent, rope
 
 

@@ -30,7 +30,7 @@ from kvgen.layout import (
     SpaceLayout,
     page_names,
 )
-from kvgen.operations import copied_fields, load_time_pages, pool_view, shown_rows
+from kvgen.operations import copied_fields, load_time_pages, pool_view, reads_codes, shown_rows
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.printer import Printer, num_body, page_constant
 from kvgen.problems import InternalError
@@ -283,6 +283,8 @@ class _Viewer:
         yield "from contextlib import AbstractContextManager, nullcontext"
         yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"
         yield "from fractions import Fraction"
+        if reads_codes(self.layout):
+            yield "from functools import cache"
         has_products = any(item.verb in ("load", "gather") for item in self.layout.operations)
         yield f"from itertools import groupby{', product' if has_products else ''}"
         yield "from typing import Any, NamedTuple, NoReturn, Self"

@@ -460,7 +460,7 @@ class _Kernel:
         place = chain("+", Raw(self.pointer(scale, dtype, "[:, None]")), self.element(scale, block))
         lines.append(self.stored(place, Raw(f"_e8m0_code({scale_name})" if is_power else scale_name), scale_mask))
         shape = f"({in_constants(blocks.count)}, {in_constants(blocks.values)})"
-        values = Raw(f"{name}.view(torch.bfloat16).float().unflatten(1, {shape})")
+        values = Raw(f"{name}.unflatten(1, {shape})")
         twin = [self.lay_twin(f"{name}, {scale_name} = ", call(quantiser.name, values))]
         if is_power:
             twin.append(f"{scale_name} = _e8m0_codes({scale_name})")
@@ -533,8 +533,8 @@ class _Kernel:
         _, out_mask = self.column(field, "inside")
         place = self.target_of(name, "[:, None]", count(field), "column")
         lines.append(self.stored(place, self.rounded(name), out_mask))
-        codes = call("_e4m3_values", self.reads(field, "torch.uint8"))
-        twin = [self.lay_twin(f"{name} = ", call("_rounded_values", codes, Raw(self.dtype_of(field))))]
+        values = call("_e4m3_values", self.reads(field, "torch.uint8"), Raw(self.dtype_of(field)))
+        twin = [self.lay_twin(f"{name} = ", values)]
         return BlockOfKernelView(comment=self.comment(field, ""), lines=tuple(lines)), twin
 
     def load_scaled(self, field: FieldLayout) -> tuple[BlockOfKernelView, list[str]]:
@@ -558,7 +558,7 @@ class _Kernel:
         scales = self.reads(scale, f"torch.{dtype}")
         if is_power:
             scales = call("_e8m0_values", scales)
-        codes = call("_e4m3_values", self.reads(field, "torch.uint8"))
+        codes = call("_e4m3_values", self.reads(field, "torch.uint8"), Raw("torch.float32"))
         twin = [
             self.lay_twin("codes = ", codes),
             self.lay_twin("scales = ", scales),

@@ -46,6 +46,12 @@ def shown_rows(layout: Layout) -> bool:
     return any(item.view == "rows" for item in layout.operations)
 
 
+def reads_codes(layout: Layout) -> bool:
+    """Whether some operation dequantises."""
+    loads = [(item, target) for item in layout.operations if item.verb == "load" for target in _targets(layout, item)]
+    return any(field.quant for item, target in loads for field in target.page.fields if field.name in item.fields)
+
+
 def load_time_pages(layout: Layout) -> bool:
     """Whether some kernel is compiled for numbers that only load time knows."""
     targets = (target for item in layout.operations if item.verb in KERNEL_VERBS for target in _targets(layout, item))
@@ -132,8 +138,6 @@ class _Pool:
             integers=flat(Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in INTEGERS.items()), "}")),
             units=statement("_UNITS = ", Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in _UNITS), "}"), 0),
             constants=self.constants(any(view.has_codes for view in stores)),
-            kept_parameter=", nonzero: torch.Tensor | None = None" if self.has_zeros() else "",
-            kept_note=", others 0 where not `nonzero`" if self.has_zeros() else "",
             has_e4m3_codes=any(view.has_codes for view in stores),
             has_e4m3_values=any(view.has_values for view in loads),
             has_e8m0_codes=any(view.has_powers for view in stores),
@@ -192,10 +196,6 @@ class _Pool:
     def has_block(self) -> bool:
         """Whether several pages of a buffer may make up one of its space."""
         return any(buffer.block is not None for buffer in self.layout.buffers)
-
-    def has_zeros(self) -> bool:
-        """Whether some scale can be 0, which makes codes 0."""
-        return any(not rule.has_floor for rule in self.maker.quantisers.values())
 
     def constants(self, has_codes: bool) -> str:
         """The constants that kernels may have."""

@@ -179,8 +179,6 @@ class PoolView:
     torch_dtypes: str
     integers: str
     constants: str
-    kept_parameter: str
-    kept_note: str
     units: str
     has_e4m3_codes: bool
     has_e4m3_values: bool

@@ -721,6 +721,7 @@ class _Entry:
     layer: int
     page: Page
     memory: torch.Tensor
+    views: dict[Record, torch.Tensor]  # those that `_record_view` has made
 
 
 class IncludePool:
@@ -781,7 +782,7 @@ class IncludePool:
             for layer in buffer.layers:
                 memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
                 self._buffers[buffer.name, layer] = memory
-                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory))
+                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, {}))
         self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
@@ -883,6 +884,9 @@ class IncludePool:
         targets, sources = self._rooted("tgt_loc", tgt_loc), self._rooted("src_loc", src_loc)
         if _counts(targets) != _counts(sources):
             raise ValueError(f"tgt_loc and src_loc must agree in slots: {_counts(targets)} and {_counts(sources)}")
+        if not self._triton:
+            self._move(self._in_spaces(sources), self._in_spaces(targets))
+            return
         staging = self._pack(self._in_spaces(sources), torch.empty)
         self._unpack(staging, self._in_spaces(targets))
 
@@ -1096,19 +1100,40 @@ class IncludePool:
         return sum(-(-nbytes * count // 16) * 16 for nbytes, count in records) + sum(counts.values())
 
     def _pack(self, slots: dict[str, torch.Tensor], make: Callable = torch.zeros) -> torch.Tensor:
-        """Slots of every space, staged in a tensor that `make` makes."""
+        """Slots of every space, staged in a tensor that `make` makes; it decides what lies between the parts."""
         counts = _counts(slots)
-        staging = make(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
         if self._triton:
+            staging = make(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
             self._launch_copy(_pack_kernel, staging, slots)
             return staging
+        staging = torch.empty(self._staging_bytes(counts), dtype=torch.uint8, device=self.device)
+        staging[len(staging) - sum(counts.values()) :] = 0
+        for part in self._staged(counts):
+            staging[part.offset + part.nbytes :][: -part.nbytes % 16] = 0
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
-            inside = torch.where(kept, own, 0)
+            is_whole = bool(kept.all())
+            places = _places(entries[0], record, own if is_whole else torch.where(kept, own, 0))
             for entry, rows in zip(entries, staged, strict=True):
-                _copy_out(entry, record, inside, rows)
-                rows.masked_fill_(~kept[:, None], 0)
+                _copy_out(entry, record, places, rows)
+                if not is_whole:
+                    rows.masked_fill_(~kept[:, None], 0)
             flags.copy_(kept)
         return staging
+
+    def _move(self, sources: dict[str, torch.Tensor], targets: dict[str, torch.Tensor]) -> None:
+        """Copy slots of every space to others, a record at a time."""
+        for record, own_record in zip(self._records, self._page_records, strict=True):
+            space = self._spaces[record.space]
+            source, target = sources[space.name].long(), targets[space.name].long()
+            num_slots = self._num_slots(space)
+            kept = (source >= 0) & (source < num_slots) & (target >= 0) & (target < num_slots)
+            source, target = _filtered(kept, source, target)
+            entries = self._entries[record.first : record.first + record.layers]
+            reads, writes = _places(entries[0], own_record, source), _places(entries[0], own_record, target)
+            rows = source.new_empty((len(source), record.nbytes), dtype=torch.uint8)
+            for entry in entries:
+                _copy_out(entry, own_record, reads, rows)
+                _copy_in(entry, own_record, writes, rows)
 
     def _unpack(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
         """What is staged into slots of every space."""
@@ -1117,8 +1142,9 @@ class IncludePool:
             return
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
             kept = kept & (flags != 0)
+            places = _places(entries[0], record, *_filtered(kept, own))
             for entry, rows in zip(entries, staged, strict=True):
-                _copy_in(entry, record, *_filtered(kept, own, rows))
+                _copy_in(entry, record, places, *_filtered(kept, rows))
 
     def _launch_copy(self, kernel: Any, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> None:
         """Launch a kernel that copies slots of all entries."""
@@ -1196,46 +1222,47 @@ def _kind(value: object) -> str:
 
 
 def _record_view(entry: _Entry, record: Record) -> torch.Tensor:
-    """A record of every slot in the widest units it allows, a view: [pages, slots of a page, units]."""
+    """A record of every slot in the widest units it allows, a view: [pages, slots of a page, units].
+
+    [slots, units] where all slots are one stride apart.
+    """
+    if record in entry.views:
+        return entry.views[record]
     page_bytes = entry.memory.shape[1]
     unit = math.gcd(16, page_bytes, record.offset, record.slot_stride, record.nbytes)
     units = entry.memory.view(_UNITS[unit])
     shape = (len(units), entry.page.slots, record.nbytes // unit)
     stride = (page_bytes // unit, record.slot_stride // unit, 1)
-    return units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+    view = units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+    is_even = view.ndim == 3 and stride[0] == shape[1] * stride[1]
+    return entry.views.setdefault(record, view.flatten(0, 1) if is_even else view)
 
 
-def _record_index(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What picks the slots out of `_record_view`."""
+def _places(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What picks the slots out of `_record_view`: the same for all entries that are alike."""
+    if _record_view(entry, record).ndim == 2:
+        return (slots,)
     return slots // entry.page.slots, slots % entry.page.slots
 
 
-def _even(view: torch.Tensor) -> torch.Tensor | None:
-    """A view of records as [slots, units], where all slots are one stride apart."""
-    if view.ndim == 3 and view.stride(0) == view.shape[1] * view.stride(1):
-        return view.flatten(0, 1)
-    return None
-
-
-def _copy_out(entry: _Entry, record: Record, slots: torch.Tensor, rows: torch.Tensor) -> None:
+def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Read the records of slots that are all inside into uint8 [slots, bytes]."""
     view = _record_view(entry, record)
-    even, units = _even(view), rows.view(view.dtype)
-    if even is not None:
-        torch.index_select(even, 0, slots, out=units)
+    units = rows.view(view.dtype)
+    if len(places) == 1:
+        torch.index_select(view, 0, *places, out=units)
     else:
-        units.copy_(view[_record_index(entry, record, slots)].flatten(1))
+        units.copy_(view[places].flatten(1))
 
 
-def _copy_in(entry: _Entry, record: Record, slots: torch.Tensor, rows: torch.Tensor) -> None:
+def _copy_in(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Write uint8 [slots, bytes] into the records of slots that are all inside."""
     view = _record_view(entry, record)
-    even, units = _even(view), rows.view(view.dtype)
-    if even is not None:
-        even.index_copy_(0, slots, units)
+    units = rows.view(view.dtype)
+    if len(places) == 1:
+        view.index_copy_(0, *places, units)
     else:
-        index = _record_index(entry, record, slots)
-        view[index] = units.view(len(slots), *view.shape[len(index) :])
+        view[places] = units.view(len(rows), *view.shape[len(places) :])
 
 
 def _filtered(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
