@@ -1344,10 +1344,16 @@ def _clear_kernel(
                     tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
 
 
-def _e4m3_codes(values: torch.Tensor) -> torch.Tensor:
+def _e4m3_codes(values: torch.Tensor, has_nan: bool) -> torch.Tensor:
     """e4m3 codes (uint8) of fp32, which it clamps: to nearest even, saturating at 448; NaN is 0x7F."""
     codes = values.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes if values.sum().isfinite() else codes.masked_fill_(values.isnan(), 0x7F)
+    return codes.masked_fill_(values.isnan(), 0x7F) if has_nan else codes
+
+
+def _cast_codes(bits: torch.Tensor) -> torch.Tensor:
+    """e4m3 codes (uint8) of bf16, as int16, without a scale."""
+    values = bits.view(torch.bfloat16).float()
+    return _e4m3_codes(values, has_nan=not values.sum().isfinite())
 
 
 def _e4m3_values(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -1382,13 +1388,14 @@ def _largest(bits: torch.Tensor) -> torch.Tensor:
 def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """e4m3 codes and the scale of each block. `blocks` are bf16, as int16 [tokens, blocks, values]."""
     largest = _largest(blocks)
-    if (largest > 0x7F80).any():  # the largest of those that are not NaN
+    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    if has_nan:  # the largest of those that are none
         largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
     largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
     scales = (largest / torch.full_like(largest, 448.0)).clamp(min=2.0**-126)
     scales = torch.where(largest > 0, scales, 0)
     divisors = torch.where(scales > 0, scales, 1)
-    codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors))
+    codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
     if not scales.all():  # a block of zeros, of either sign, and NaN
         codes.masked_fill_((scales == 0) & (codes != 0x7F), 0)
     return codes.flatten(1), scales.flatten(1)
@@ -1397,12 +1404,13 @@ def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _quantise_key(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """e4m3 codes and the scale of each block. `blocks` are bf16, as int16 [tokens, blocks, values]."""
     largest = _largest(blocks)
-    if (largest > 0x7F80).any():  # the largest of those that are not NaN
+    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    if has_nan:  # the largest of those that are none
         largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
     largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
     largest = largest.clamp(min=0.0001)
     scales = largest / torch.full_like(largest, 448.0)
-    codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / scales))
+    codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / scales), has_nan)
     return codes.flatten(1), scales.flatten(1)
 
 
@@ -2449,9 +2457,9 @@ def _store_mla_fp8_scaled(entry: _Entry, latent: torch.Tensor, rope: torch.Tenso
 def _store_mla_fp8_raw(entry: _Entry, latent: torch.Tensor, rope: torch.Tensor) -> dict[str, torch.Tensor]:
     """The fields of `mla_fp8_raw` for values, [slots, values] each."""
     if latent.dtype != torch.uint8:
-        latent = _e4m3_codes(latent.view(torch.bfloat16).float())
+        latent = _cast_codes(latent)
     if rope.dtype != torch.uint8:
-        rope = _e4m3_codes(rope.view(torch.bfloat16).float())
+        rope = _cast_codes(rope)
     return {"latent": latent, "rope": rope}
 
 

@@ -242,7 +242,7 @@ class _Kernel:
         self.maker, self.verb, self.target, self.names = maker, verb, target, names
         self.fields = {field.name: field for field in target.page.fields}
         self.rows: dict[str, str] = {}  # what a row pointer adds to the memory's, and the pointer's name
-        self.codes = self.values = self.powers = self.rounds = self.widens = False
+        self.codes = self.casts = self.values = self.powers = self.rounds = self.widens = False
 
     @property
     def is_given(self) -> bool:
@@ -288,6 +288,7 @@ class _Kernel:
             is_load=self.verb in ("load", "get"),
             is_gather=self.verb == "gather",
             has_codes=self.codes,
+            has_casts=self.casts,
             has_values=self.values,
             has_powers=self.powers,
             has_rounding=self.rounds,
@@ -401,6 +402,7 @@ class _Kernel:
             return self.put(field)
         self.codes = self.widens = True
         if field.quant.scale == "none":
+            self.casts = True
             return self.store_cast(field)
         return self.store_scaled(field)
 
@@ -422,7 +424,7 @@ class _Kernel:
         lines.append(self.stored(place, Raw(name), mask))
         twin = [
             f"if {name}.dtype != torch.uint8:",
-            f"    {name} = _e4m3_codes({name}.view(torch.bfloat16).float())",
+            f"    {name} = _cast_codes({name})",
         ]
         return BlockOfKernelView(
             comment=self.comment(field, ", a saturating cast unless given as codes"), lines=tuple(lines)

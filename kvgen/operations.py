@@ -139,6 +139,7 @@ class _Pool:
             units=statement("_UNITS = ", Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in _UNITS), "}"), 0),
             constants=self.constants(any(view.has_codes for view in stores)),
             has_e4m3_codes=any(view.has_codes for view in stores),
+            has_casts=any(view.has_casts for view in stores),
             has_e4m3_values=any(view.has_values for view in loads),
             has_e8m0_codes=any(view.has_powers for view in stores),
             has_e8m0_values=any(view.has_powers for view in loads),

@@ -125,6 +125,7 @@ class KernelView:
     is_load: bool
     is_gather: bool
     has_codes: bool
+    has_casts: bool
     has_values: bool
     has_powers: bool
     has_rounding: bool
@@ -181,6 +182,7 @@ class PoolView:
     constants: str
     units: str
     has_e4m3_codes: bool
+    has_casts: bool
     has_e4m3_values: bool
     has_e8m0_codes: bool
     has_e8m0_values: bool

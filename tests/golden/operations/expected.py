@@ -1000,10 +1000,10 @@ def _clear_kernel(
                     tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
 
 
-def _e4m3_codes(values: torch.Tensor) -> torch.Tensor:
+def _e4m3_codes(values: torch.Tensor, has_nan: bool) -> torch.Tensor:
     """e4m3 codes (uint8) of fp32, which it clamps: to nearest even, saturating at 448; NaN is 0x7F."""
     codes = values.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes if values.sum().isfinite() else codes.masked_fill_(values.isnan(), 0x7F)
+    return codes.masked_fill_(values.isnan(), 0x7F) if has_nan else codes
 
 
 def _e4m3_values(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -1038,13 +1038,14 @@ def _largest(bits: torch.Tensor) -> torch.Tensor:
 def _quantise_value(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """e4m3 codes and the scale of each block. `blocks` are bf16, as int16 [tokens, blocks, values]."""
     largest = _largest(blocks)
-    if (largest > 0x7F80).any():  # the largest of those that are not NaN
+    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    if has_nan:  # the largest of those that are none
         largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
     largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
     scales = (largest / torch.full_like(largest, 448.0)).clamp(min=2.0**-126)
     scales = torch.where(largest > 0, scales, 0)
     divisors = torch.where(scales > 0, scales, 1)
-    codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors))
+    codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
     if not scales.all():  # a block of zeros, of either sign, and NaN
         codes.masked_fill_((scales == 0) & (codes != 0x7F), 0)
     return codes.flatten(1), scales.flatten(1)
