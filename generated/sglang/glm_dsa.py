@@ -26,8 +26,9 @@ except ImportError as error:
     needed = "this pool is for SGLang 0.5.23 (pip install sglang==0.5.23), of which something cannot be imported"
     raise ImportError(f"{needed}: {error}. The pool in glm_dsa.py itself needs no engine.") from error
 
-__all__ = ["KIND", "GlmDsaTokenToKVPool", "TokenToKVPool", "bytes_for", "cell_size", "layout_of", "layout_of_arguments"]
+__all__ = ["KIND", "NAME", "GlmDsaTokenToKVPool", "TokenToKVPool", "bytes_for", "cell_size", "layout_of", "layout_of_arguments"]
 
+NAME = "glm_dsa"
 KIND = "dsa"  # what `get_kv_pool_cls` is asked for
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
 

@@ -128,8 +128,8 @@ class Deployment:
         )
 
 
-def build(configurator: KVCacheConfigurator, tokens: int) -> Any:
-    """The pool that SGLang's configurator builds, whichever class its platform names."""
+def build(configurator: KVCacheConfigurator, tokens: int, code: type = KVCacheConfigurator) -> Any:
+    """The pool that the code of SGLang's configurator builds, whichever class its platform names."""
     nothing = dict.fromkeys(
         ("c4_max_total_num_tokens", "c128_max_total_num_tokens", "c4_state_pool_size", "c128_state_pool_size"), 0
     )
@@ -142,7 +142,8 @@ def build(configurator: KVCacheConfigurator, tokens: int) -> Any:
         c128_state_dtype=None,
         **nothing,
     )
-    return configurator._build_token_to_kv_pool(
+    return code._build_token_to_kv_pool(
+        configurator,
         sizes=sizes,
         is_dsa_model=True,
         is_dsv4_model=False,

@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+import types
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import sglang.srt
+from deployments import SHARING, Deployment, build, glm_5_2
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from sglang.srt.platforms import current_platform
+from sglang.srt.platforms.interface import SRTPlatform
 
 import kvgen.engines.sglang as plugin
 from generated.sglang.glm_dsa import GlmDsaTokenToKVPool
@@ -118,3 +122,36 @@ def test_a_process_without_the_platform_has_sglangs_own_pool() -> None:
         check=True,
     )
     assert done.stdout.split() == ["SRTPlatform", "None", "False"]
+
+
+def test_the_way_without_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patch of docs/sglang.md applies to this SGLang, and then its budget and its pool are the generated ones."""
+    patch = (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8").split("```diff\n")[1].split("```")[0]
+    names = ["mem_cache/kv_cache_configurator.py", "model_executor/pool_configurator.py"]
+    for name in names:
+        copy = tmp_path / "sglang" / "srt" / name
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes((Path(sglang.srt.__path__[0]) / name).read_bytes())
+    subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
+    patched = {}
+    for name in names:
+        module = types.ModuleType(f"patched.{Path(name).stem}")
+        module.__dict__["__package__"] = "sglang.srt"
+        sys.modules[module.__name__] = module
+        exec(compile((tmp_path / "sglang" / "srt" / name).read_text(), name, "exec"), module.__dict__)
+        patched[Path(name).stem] = module
+    with Deployment("fp8_scaled", glm_5_2(**SHARING), draft_layers=1).serving() as configurator:
+        pricing = patched["pool_configurator"].DefaultPoolConfigurator(configurator)
+        hooked = DefaultPoolConfigurator(configurator)
+        assert pricing._cell_size == hooked._cell_size == 53940 + 656 + 132
+        assert pricing._fixed_overhead_bytes == hooked._fixed_overhead_bytes == 64 * (53940 + 656 + 132)
+        monkeypatch.setattr(patched["kv_cache_configurator"], "current_platform", SRTPlatform())
+        pool = build(configurator, 64, patched["kv_cache_configurator"].KVCacheConfigurator)
+        assert type(pool) is GlmDsaTokenToKVPool
+
+
+def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), Deployment("fp8_scaled", glm_5_2(**SHARING)).serving() as configurator:
+        DefaultPoolConfigurator(configurator)
+    line = "kvgen: glm_dsa is the KV cache: 53940 bytes a token, 3452160 fixed"
+    assert line in caplog.text and line in (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8")

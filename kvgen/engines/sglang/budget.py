@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from kvgen.engines.sglang import PluginError, adapter
+
+logger = logging.getLogger(__name__)
 
 TARGET = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator.__init__"
 
@@ -25,6 +28,8 @@ def correct(_: None, configurator: Any, kvc: Any) -> None:
     draft = configurator._cell_size - configurator._compute_cell_size(kvc, kvc.layer_info.num_effective_layers)
     configurator._cell_size = module.cell_size(layout) + draft
     configurator._fixed_overhead_bytes += module.bytes_for(layout, 0) + kvc.pool_page_size * draft
+    cell, fixed = configurator._cell_size, configurator._fixed_overhead_bytes
+    logger.info("kvgen: %s is the KV cache: %d bytes a token, %d fixed", module.NAME, cell, fixed)
 
 
 def is_for(kvc: Any) -> bool:
