@@ -314,6 +314,21 @@ def test_other_floats_in_packed_rows(both: Both) -> None:
     assert torch.equal(both.generated.kv_buffer[1][loc, 0], rows[1])
 
 
+@difference(
+    "SGLang stores index keys in slot 0 too, where padded tokens write; the adapter has the generated pool do so"
+)
+def test_slot_0_of_the_index(both: Both) -> None:
+    codes, scales = both.keys(1)
+    slot = torch.tensor([0])
+    before = both.generated.index_k_with_scale_buffer[0].clone()
+    both.generated.generated.set_index_k_scale_buffer(0, slot, codes, scales)  # which skips it unless it is told
+    assert torch.equal(both.generated.index_k_with_scale_buffer[0], before)
+    for pool in both:
+        pool.set_index_k_scale_buffer(0, slot, codes, scales)
+    both.check()
+    assert torch.equal(both.generated.index_k_with_scale_buffer[0][0, :128], codes[0].view(torch.uint8))
+
+
 @packed_only
 @difference("SGLang's get_mla_kv_buffer takes the bytes of a packed row for values; the generated pool dequantises")
 def test_gather_from_a_packed_row(both: Both) -> None:
