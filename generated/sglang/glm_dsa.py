@@ -26,7 +26,7 @@ except ImportError as error:
     needed = "this pool is for SGLang 0.5.23 (pip install sglang==0.5.23), of which something cannot be imported"
     raise ImportError(f"{needed}: {error}. The pool in glm_dsa.py itself needs no engine.") from error
 
-__all__ = ["KIND", "NAME", "GlmDsaTokenToKVPool", "TokenToKVPool", "bytes_for", "cell_size", "layout_of", "layout_of_arguments"]
+__all__ = ["KIND", "NAME", "TokenToKVPool", "bytes_for", "cell_size", "layout_of", "layout_of_arguments"]
 
 NAME = "glm_dsa"
 KIND = "dsa"  # what `get_kv_pool_cls` is asked for
@@ -58,22 +58,26 @@ def layout_of(config: object, dtype: torch.dtype, kv_cache_dim: int, **choices: 
 
 def layout_of_arguments(
     size: int,
-    *,
     page_size: int,
     kv_lora_rank: int,
     dtype: torch.dtype,
     qk_rope_head_dim: int,
     layer_num: int,
+    device: str,
     index_head_dim: int,
+    enable_memory_saver: bool,
     kv_cache_dim: int,
     start_layer: int | None = None,
+    end_layer: int | None = None,
     index_buf_size: int | None = None,
     index_kpool: int = 1,
+    index_kpool_compress: bool = False,
+    tail_extra_slots: int = 0,
+    max_running_requests: int | None = None,
     skip_topk_layers: Sequence[bool] | None = None,
     dcp_replicated: bool = False,
-    **others: object,
 ) -> Layout:
-    """The layout of the pool that SGLang asks for by these arguments, `others` being of no account to it.
+    """The layout of the pool that SGLang asks for by these arguments, those of `DSATokenToKVPool`.
 
     Raises:
         ValueError: what the layout does not have: another page size, pooled index keys, another row.
@@ -103,67 +107,12 @@ def layout_of_arguments(
 class GlmDsaTokenToKVPool(DSATokenToKVPool):
     """A DSA pool of SGLang whose bytes are those of `generated`, a `Pool`.
 
-    Args: those of `DSATokenToKVPool`, as SGLang's configurator gives them.
-
-    Raises: what `layout_of_arguments` does.
+    Args and Raises: those of `layout_of_arguments`.
     """
 
-    def __init__(
-        self,
-        size: int,
-        page_size: int,
-        kv_lora_rank: int,
-        dtype: torch.dtype,
-        qk_rope_head_dim: int,
-        layer_num: int,
-        device: str,
-        index_head_dim: int,
-        enable_memory_saver: bool,
-        kv_cache_dim: int,
-        start_layer: int | None = None,
-        end_layer: int | None = None,
-        index_buf_size: int | None = None,
-        index_kpool: int = 1,
-        index_kpool_compress: bool = False,
-        tail_extra_slots: int = 0,
-        max_running_requests: int | None = None,
-        skip_topk_layers: Sequence[bool] | None = None,
-        dcp_replicated: bool = False,
-    ) -> None:
-        self._layout = layout_of_arguments(
-            size,
-            page_size=page_size,
-            kv_lora_rank=kv_lora_rank,
-            dtype=dtype,
-            qk_rope_head_dim=qk_rope_head_dim,
-            layer_num=layer_num,
-            index_head_dim=index_head_dim,
-            kv_cache_dim=kv_cache_dim,
-            start_layer=start_layer,
-            index_buf_size=index_buf_size,
-            index_kpool=index_kpool,
-            skip_topk_layers=skip_topk_layers,
-            dcp_replicated=dcp_replicated,
-        )
-        super().__init__(
-            size,
-            page_size,
-            kv_lora_rank,
-            dtype,
-            qk_rope_head_dim,
-            layer_num,
-            device,
-            index_head_dim,
-            enable_memory_saver,
-            kv_cache_dim,
-            start_layer=start_layer,
-            end_layer=end_layer,
-            index_kpool=index_kpool,
-            index_kpool_compress=index_kpool_compress,
-            tail_extra_slots=tail_extra_slots,
-            max_running_requests=max_running_requests,
-            skip_topk_layers=skip_topk_layers,
-        )
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        self._layout = layout_of_arguments(*arguments, **keywords)
+        super().__init__(*arguments, **keywords)
         self.generated.warmup()
 
     # -- memory
