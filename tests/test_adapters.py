@@ -7,6 +7,7 @@ import ast
 import importlib
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -109,3 +110,27 @@ def test_without_sglang_the_import_says_what_is_needed(monkeypatch: pytest.Monke
         "this pool is for SGLang 0.5.23 (pip install sglang==0.5.23), of which something cannot be imported: "
         "import of msgspec halted; None in sys.modules. The pool in glm_dsa.py itself needs no engine."
     )
+
+
+def test_an_adapter_of_a_layout_of_other_names(tmp_path: Path) -> None:
+    """Its names are the layout's, and it reads as if a formatter had laid it out, however long they are."""
+    for fragment in ("mla_rows.yaml", "index_rows.yaml"):
+        (tmp_path / fragment).write_bytes((ROOT / "specs" / fragment).read_bytes())
+    name = "a_layout_whose_name_has_forty_letters_ab"
+    text = (ROOT / "specs" / "glm_dsa.yaml").read_text()
+    text = text[: text.index("expect:")].replace("layout: glm_dsa", f"layout: {name}")
+    text = text.replace("index_k:", "index_rows_of_pages:").replace("[index_k]", "[index_rows_of_pages]")
+    text = text.replace("args: {index_rows_of_pages: key", "args: {index_k: key")
+    text = text.replace("kv: {format", "latent_rows: {format").replace("[kv, kv_draft]", "[latent_rows, kv_draft]")
+    text = text.replace("move_kv_cache", "move_slots").replace("get_cpu_copy", "save_slots")
+    (tmp_path / "other.yaml").write_text(text)
+    assert kvgen("build", tmp_path / "other.yaml", "--engine", "sglang", "-o", tmp_path)[0] == 0
+    adapter = tmp_path / "sglang" / f"{name}.py"
+    text = adapter.read_text()
+    assert 'buffer("latent_rows")' in text and 'buffer("index_rows_of_pages")' in text
+    assert "self.generated.move_slots(" in text and "self.generated.save_slots(" in text
+    assert "class ALayoutWhoseNameHasFortyLettersAbTokenToKVPool(DSATokenToKVPool):" in text
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(adapter)]
+    for words in (["check"], ["format", "--diff"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *words, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
