@@ -1,45 +1,75 @@
 """Adapters: a resolved layout to an engine's own pool class on top of the generated one.
 
-An engine makes a pool by a constructor of its own and calls methods by names of its own. A layout can be that pool if
-its operations have those names and its config those fields; `why_not` says what is missing.
+An engine makes a pool by a constructor of its own, calls methods by names of its own, and reads bytes where its kernels
+expect them. A layout can be that pool where it says the same of all three; `why_not` says what it says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from kvgen.emit import class_name, header_file, template
 from kvgen.expr import Name
-from kvgen.layout import Layout
+from kvgen.layout import Layout, OperationLayout
+from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.pysource import Raw, flat, quoted, tuple_of
 from kvgen.views import AdapterView
+from kvgen.walk import count, element_walk, is_dense, slot_walk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """An operation that the engine calls: its verb, what it calls the values it gives, and how a view shows them."""
+
+    verb: str
+    arguments: tuple[str, ...] = ()
+    view: str | None = None
+    returns: tuple[str, ...] = ()  # arguments of another call, whose fields come back in this order
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an engine's kernels find the values of a field, in bytes of a page."""
+
+    dtype: str
+    offset: int
+    slot_stride: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{self.count}] at {self.offset}, {self.slot_stride} bytes a slot"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A pool that an engine knows: what its constructor and its methods need of a layout."""
+    """A pool that an engine knows."""
 
     title: str
     template: str
-    operations: dict[str, str]  # name -> verb
+    calls: Mapping[str, Call]
     config: tuple[str, ...]  # fields that arguments of the constructor stand for
     choice: str  # what decides the bytes of a row
+    # What kernels read of the pages that an operation writes: the places of all fields, one way or another, and the
+    # slots of a page; None where rows follow each other through all pages, whatever their size.
+    reads: Mapping[str, tuple[tuple[tuple[Place, ...], ...], int | None]]
 
 
+# The rows and pages that FlashMLA, TensorRT-LLM's MLA kernels and DeepGEMM read in SGLang 0.5.23: nope and rope in
+# bf16; e4m3 with a scale for each 128 values, and rope in bf16; e4m3 for both; and e4m3 keys before their scales.
 ENGINES = {
     "sglang": Kind(
         title="the DSA pool of SGLang",
         template="sglang.py.jinja",
-        operations={
-            "set_mla_kv_buffer": "store",
-            "get_mla_kv_buffer": "load",
-            "get_key_buffer": "view",
-            "set_index_k_scale_buffer": "put",
-            "get_index_k_scale_buffer": "gather",
-            "get_index_k_with_scale_buffer": "view",
-            "get_contiguous_buf_infos": "describe",
-            "get_state_buf_infos": "describe",
+        calls={
+            "set_mla_kv_buffer": Call(verb="store", arguments=("cache_k_nope", "cache_k_rope")),
+            "get_mla_kv_buffer": Call(verb="load", returns=("cache_k_nope", "cache_k_rope")),
+            "get_key_buffer": Call(verb="view", view="rows"),
+            "set_index_k_scale_buffer": Call(verb="put", arguments=("index_k", "index_k_scale")),
+            "get_index_k_scale_buffer": Call(verb="gather", returns=("index_k", "index_k_scale")),
+            "get_index_k_with_scale_buffer": Call(verb="view", view="pages"),
+            "get_contiguous_buf_infos": Call(verb="describe"),
+            "get_state_buf_infos": Call(verb="describe"),
         },
         config=(
             "num_hidden_layers",
@@ -50,27 +80,37 @@ ENGINES = {
             "indexer_types",
         ),
         choice="kv_format",
+        reads={
+            "set_mla_kv_buffer": (
+                (
+                    (Place("bf16", 0, 1152, 512), Place("bf16", 1024, 1152, 64)),
+                    (Place("e4m3", 0, 656, 512), Place("f32", 512, 656, 4), Place("bf16", 528, 656, 64)),
+                    (Place("e4m3", 0, 576, 512), Place("e4m3", 512, 576, 64)),
+                ),
+                None,
+            ),
+            "set_index_k_scale_buffer": (((Place("e4m3", 0, 128, 128), Place("f32", 8192, 4, 1)),), 64),
+        },
     )
 }
 
 
 def adapt(layout: Layout, engine: str) -> str:
-    """The text of the adapter of a layout that `why_not` finds nothing missing in."""
+    """The text of the adapter of a layout that `why_not` finds nothing wrong with."""
     kind = ENGINES[engine]
     operations = {item.name: item for item in layout.operations}
     by_verb = {item.verb: item.name for item in layout.operations}
     choice = next(item for item in layout.parameters if item.name.text == kind.choice)
     formats = tuple_of([Raw(quoted(str(named))) for _, named in choice.values or ()])
     file = header_file(layout.file)
-    store = operations["set_mla_kv_buffer"]
     view = AdapterView(
         name=layout.name,
         class_name=class_name(layout.name),
         file=file,
         header_gap=" " if len(file) < 20 else "\n# ",
         formats=flat(formats),
-        latent_buffer=store.buffers[0],
-        latent_field=store.fields[0],
+        latent_buffer=operations["set_mla_kv_buffer"].buffers[0],
+        latent_field=_given(operations["set_mla_kv_buffer"])["cache_k_nope"],
         index_buffer=operations["get_index_k_with_scale_buffer"].buffers[0],
         move=by_verb["move"],
         save=by_verb["save"],
@@ -80,18 +120,79 @@ def adapt(layout: Layout, engine: str) -> str:
 
 
 def why_not(layout: Layout, engine: str) -> tuple[str, ...]:
-    """What a layout lacks to be the engine's pool, a line for each."""
-    return tuple(_missing(layout, ENGINES[engine]))
+    """What keeps a layout from being the engine's pool, a line for each."""
+    kind = ENGINES[engine]
+    found = [*_operations(layout, kind), *_parameters(layout, kind)]
+    if layout.name == engine:
+        found.append(f"its name is that of the folder of adapters, `{engine}`")
+    return tuple(found or _bytes(layout, kind))
 
 
-def _missing(layout: Layout, kind: Kind) -> Iterator[str]:
-    operations = {item.name: item.verb for item in layout.operations}
-    for name, verb in kind.operations.items():
-        if operations.get(name) != verb:
-            yield f"no operation `{name}` that is a {verb}"
+def _given(operation: OperationLayout) -> dict[str, str]:
+    """The field that each argument of a store or put is for."""
+    return dict(zip(operation.arguments, operation.fields, strict=True))
+
+
+def _operations(layout: Layout, kind: Kind) -> Iterator[str]:
+    operations = {item.name: item for item in layout.operations}
+    given: dict[str, str] = {}
+    for name, call in kind.calls.items():
+        item = operations.get(name)
+        if item is None or item.verb != call.verb:
+            yield f"it has no operation `{name}` that is a {call.verb}"
+        elif call.arguments and sorted(item.arguments) != sorted(call.arguments):
+            yield f"the arguments of `{name}` are not {' and '.join(call.arguments)}"
+        elif call.view is not None and (item.view or "pages") != call.view:
+            yield f"`{name}` is not a view as {call.view}"
+        else:
+            given |= _given(item) if call.arguments else {}
+            wanted = tuple(given[argument] for argument in call.returns if argument in given)
+            if wanted and item.fields != wanted:
+                yield f"`{name}` does not return {' and '.join(wanted)}"
+
+
+def _parameters(layout: Layout, kind: Kind) -> Iterator[str]:
     fields = {source.name for item in layout.parameters for source in item.sources if isinstance(source, Name)}
     for name in kind.config:
         if name not in fields:
-            yield f"no field of the config from `{name}`"
+            yield f"it has no field of the config from `{name}`"
     if not any(item.name.text == kind.choice and item.values for item in layout.parameters):
-        yield f"no choice `{kind.choice}` of several formats"
+        yield f"it has no choice `{kind.choice}` of several formats"
+
+
+def _bytes(layout: Layout, kind: Kind) -> Iterator[str]:
+    """Pages that none of the engine's kernels can read."""
+    for item in layout.operations:
+        alternatives, page_slots = kind.reads.get(item.name, ((), None))
+        for page in _pages(layout, item) if alternatives else ():
+            places = tuple(_place(field) for field in page.fields)
+            if places not in alternatives or not _is_filled(page, page_slots):
+                listed = zip(page.fields, places, strict=True)
+                shown = "; ".join(f"{field.name} {place or 'where load time decides'}" for field, place in listed)
+                yield f"no kernel reads the bytes of `{page.format}`: {shown}"
+
+
+def _is_filled(page: Page, page_slots: int | None) -> bool:
+    """Whether rows follow each other without a gap, or else whether the page has so many slots and nothing more."""
+    strides = [field.pieces[0][-1].stride for field in page.fields]
+    if page_slots is None:
+        return page.page_bytes * BYTE == strides[0] * page.slots
+    total = sum(stride.known or 0 for stride in strides) * page_slots
+    return page.slots.known == page_slots and (page.page_bytes * BYTE).known == total
+
+
+def _pages(layout: Layout, operation: OperationLayout) -> list[Page]:
+    found: list[Page] = []
+    for buffer in layout.buffers:
+        if buffer.name in operation.buffers:
+            found += [case.use for case in buffer.pages if all(case.use is not page for page in found)]
+    return found
+
+
+def _place(field: FieldLayout) -> Place | None:
+    """Where a field lies; None where that is not one stride from slot to slot, known at build."""
+    walk, number, offset = slot_walk(field), count(field).known, field.offset.known
+    if len(walk) != 1 or number is None or offset is None or not is_dense(element_walk(field)):
+        return None
+    stride = walk[0].stride.known
+    return None if stride is None else Place(field.dtype, offset // BYTE, stride, number)

@@ -239,11 +239,9 @@ def _adapters(engine: str, compiled: Sequence[Compiled]) -> dict[str, str]:
     for item in compiled:
         missing = why_not(item.layout, engine)
         if missing:
-            message = f"`{item.layout.name}` is not {ENGINES[engine].title}: it has {missing[0]}"
-            notes = tuple(f"it has {line}" for line in missing[1:])
-            label = Label(item.spec.name.span)
-            help = f"build it without --engine {engine}"
-            problems.append(Problem("KV405", message, label, notes=notes, help=help, path="layout"))
+            message = f"`{item.layout.name}` is not {ENGINES[engine].title}: {missing[0]}"
+            label, help = Label(item.spec.name.span), f"build it without --engine {engine}"
+            problems.append(Problem("KV405", message, label, notes=missing[1:], help=help, path="layout"))
             texts |= item.texts
     if problems:
         raise Failure(1, problems, texts)

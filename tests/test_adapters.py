@@ -7,6 +7,7 @@ import ast
 import importlib
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +135,99 @@ def test_an_adapter_of_a_layout_of_other_names(tmp_path: Path) -> None:
     for words in (["check"], ["format", "--diff"]):
         done = subprocess.run([sys.executable, "-m", "ruff", *words, *config], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
+
+
+EDITS = {  # of the shipped specs, and what SGLang would have against them
+    "another order of arguments": (
+        "glm_dsa",
+        "cache_k_nope: latent, cache_k_rope: rope",
+        "cache_k_rope: rope, cache_k_nope: latent",
+        None,
+    ),
+    "another name of a field": ("*", r"\blatent\b(?!_| row)", "nope", None),
+    "fewer formats": ("glm_dsa", r"of: \[bf16, fp8_scaled, fp8_raw\]", "of: [bf16, fp8_scaled]", None),
+    "another argument": (
+        "glm_dsa",
+        "cache_k_nope: latent",
+        "k: latent",
+        "the arguments of `set_mla_kv_buffer` are not cache_k_nope and cache_k_rope",
+    ),
+    "another order of results": (
+        "glm_dsa",
+        r"returns: \[latent, rope\]",
+        "returns: [rope, latent]",
+        "`get_mla_kv_buffer` does not return latent and rope",
+    ),
+    "a result less": (
+        "glm_dsa",
+        r"returns: \[key, key_scale\]",
+        "returns: [key]",
+        "`get_index_k_scale_buffer` does not return key and key_scale",
+    ),
+    "another view": (
+        "glm_dsa",
+        r"get_key_buffer: \{view: \[kv, kv_draft\], as: rows",
+        "get_key_buffer: {view: [kv, kv_draft], as: pages",
+        "`get_key_buffer` is not a view as rows",
+    ),
+    "rope before latent": (
+        "mla_rows",
+        r"- \[latent, latent_scale, rope\]",
+        "- [rope, latent, latent_scale]",
+        "no kernel reads the bytes of `mla_fp8_scaled`: rope bf16[64] at 0, 656 bytes a slot; "
+        "latent e4m3[512] at 128, 656 bytes a slot; latent_scale f32[4] at 640, 656 bytes a slot",
+    ),
+    "scales before keys": (
+        "index_rows",
+        r"- \[key\]\n      - \[key_scale\]",
+        "- [key_scale]\n      - [key]",
+        "no kernel reads the bytes of `index_fp8`: key_scale f32[1] at 0, 4 bytes a slot; "
+        "key e4m3[128] at 256, 128 bytes a slot",
+    ),
+    "scales beside keys": (
+        "index_rows",
+        r"- \[key\]\n      - \[key_scale\]",
+        "- [key, key_scale]",
+        "no kernel reads the bytes of `index_fp8`: key e4m3[128] at 0, 132 bytes a slot; "
+        "key_scale f32[1] at 128, 132 bytes a slot",
+    ),
+    "another page": (
+        "glm_dsa",
+        "page: 64",
+        "page: 128",
+        "no kernel reads the bytes of `index_fp8`: key e4m3[128] at 0, 128 bytes a slot; "
+        "key_scale f32[1] at 16384, 4 bytes a slot",
+    ),
+    "a page of load time": (
+        "glm_dsa",
+        "choices:|page: 64",
+        lambda found: "choices:\n  size: {type: int, min: 1, default: 64}" if found[0] == "choices:" else "page: size",
+        "no kernel reads the bytes of `index_fp8`: key e4m3[128] at 0, 128 bytes a slot; "
+        "key_scale where load time decides",
+    ),
+    "the name of the folder": (
+        "glm_dsa",
+        "layout: glm_dsa",
+        "layout: sglang",
+        "its name is that of the folder of adapters, `sglang`",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_sglang_would_have_against_a_layout(tmp_path: Path, edit: str) -> None:
+    """Told at build, as SGLang's kernels would read other bytes without a word."""
+    file, old, new, wrong = EDITS[edit]
+    for name in ("glm_dsa", "mla_rows", "index_rows"):
+        text = (ROOT / "specs" / f"{name}.yaml").read_text()
+        text = text.split("\nexpect:")[0] + "\n"
+        changed = re.sub(old, new, text) if file in (name, "*") else text
+        assert changed != text or file not in (name, "*") or name == "index_rows"
+        (tmp_path / f"{name}.yaml").write_text(changed)
+    status, out, _ = kvgen("build", tmp_path / "glm_dsa.yaml", "--engine", "sglang", "-o", tmp_path, "--format", "json")
+    errors = [problem for problem in json.loads(out).get("problems", []) if problem["severity"] == "error"]
+    if wrong is None:
+        assert (status, errors) == (0, [])
+    else:
+        name = "sglang" if "folder" in edit else "glm_dsa"
+        assert [problem["message"] for problem in errors] == [f"`{name}` is not the DSA pool of SGLang: {wrong}"]

@@ -99,9 +99,11 @@ def layout_of_arguments(
         "indexer_types": ["full"] * first + ["shared" if own else "full" for own in shares],
     }
     layout = layout_of(config, dtype, kv_cache_dim, start_layer=first)
-    wanted = layout.buffer("kv").space.page_size
-    if page_size != wanted:
-        raise ValueError(f"{NAME}: a page of this layout has {wanted} slots, not {page_size}")
+    latent, index = (layout.buffer(name).space for name in ("kv", "index_k"))
+    if page_size != latent.page_size or page_size != index.page_size:
+        raise ValueError(f"{NAME}: a page of this layout has {latent.page_size} slots, not {page_size}")
+    if latent.numbering != index.numbering:
+        raise NotImplementedError(f"{NAME}: SGLang has one slot for latent and index, this layout does not by default")
     return layout
 
 
@@ -154,7 +156,8 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
         """Store tokens, quantised where the format is; slot 0 is skipped, and so is what is outside."""
         loc = self._loc(loc_info, "set_mla_kv_buffer")
         layer_id = layer.layer_id if layer_id_override is None else layer_id_override
-        self.generated.set_mla_kv_buffer(layer_id, loc, self._values(cache_k_nope), self._values(cache_k_rope))
+        values = {"cache_k_nope": self._values(cache_k_nope), "cache_k_rope": self._values(cache_k_rope)}
+        self.generated.set_mla_kv_buffer(layer_id, loc, **values)
 
     def set_kv_buffer(
         self,
@@ -168,7 +171,8 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
         loc = self._loc(loc_info, "set_kv_buffer")
         layer_id = layer.layer_id if layer_id_override is None else layer_id_override
         latent, rope = self._values(cache_k).split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
-        self.generated.set_mla_kv_buffer(layer_id, loc, latent, rope, skip_reserved=False)
+        values = {"cache_k_nope": latent, "cache_k_rope": rope}
+        self.generated.set_mla_kv_buffer(layer_id, loc, **values, skip_reserved=False)
 
     def get_mla_kv_buffer(
         self, layer: Any, loc: torch.Tensor, dst_dtype: torch.dtype | None = None
@@ -190,7 +194,8 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
         self, layer_id: int, loc: torch.Tensor, index_k: torch.Tensor, index_k_scale: torch.Tensor
     ) -> None:
         """Store index keys and their scales as they are. As in SGLang, slot 0 is written too."""
-        self.generated.set_index_k_scale_buffer(layer_id, loc, index_k, index_k_scale, skip_reserved=False)
+        values = {"index_k": index_k, "index_k_scale": index_k_scale}
+        self.generated.set_index_k_scale_buffer(layer_id, loc, **values, skip_reserved=False)
 
     def get_index_k_scale_buffer(
         self,

@@ -330,7 +330,9 @@ def test_slot_0_of_the_index(both: Both) -> None:
 
 
 @packed_only
-@difference("SGLang's get_mla_kv_buffer takes the bytes of a packed row for values; the generated pool dequantises")
+@difference(
+    "SGLang's get_mla_kv_buffer takes the bytes of a packed row for values; the generated pool dequantises, not to e4m3"
+)
 def test_gather_from_a_packed_row(both: Both) -> None:
     loc, (nope, rope) = both.slots(40), both.latent(40)
     for pool in both:

@@ -57,16 +57,49 @@ def test_nothing_happens_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch,
         ("", "kvgen: set KVGEN_SGLANG_POOL to an adapter module, such as generated.sglang.glm_dsa"),
         (
             "generated.sglang.nothing",
-            "kvgen: KVGEN_SGLANG_POOL is generated.sglang.nothing, which cannot be imported: "
-            "No module named 'generated.sglang.nothing'",
+            "kvgen: KVGEN_SGLANG_POOL is 'generated.sglang.nothing', and there is no such module; "
+            "it is a name such as generated.sglang.glm_dsa, of a folder on PYTHONPATH",
         ),
-        (
-            "generated.glm_dsa",
-            "kvgen: KVGEN_SGLANG_POOL is generated.glm_dsa, which `kvgen build --engine sglang` did not write",
+        *(
+            (
+                name,
+                f"kvgen: KVGEN_SGLANG_POOL is {name!r}, and there is no such module; "
+                "it is a name such as generated.sglang.glm_dsa, of a folder on PYTHONPATH",
+            )
+            for name in (
+                "generated/sglang/glm_dsa.py",
+                " generated.sglang.glm_dsa",
+                ".sglang.glm_dsa",
+                "nowhere.glm_dsa",
+            )
         ),
     ],
 )
-def test_adapters_that_are_none(monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+def test_adapters_that_are_nowhere(monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    """Said when the platform is chosen, before a server loads weights, and again where the pool is asked for."""
+    monkeypatch.setenv("KVGEN_SGLANG_POOL", name)
+    for ask in (plugin.activate, lambda: current_platform.get_kv_pool_cls(kind="dsa")):
+        with pytest.raises(plugin.PluginError) as error:
+            ask()
+        assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "generated.glm_dsa",
+            "kvgen: KVGEN_SGLANG_POOL is 'generated.glm_dsa', which `kvgen build --engine sglang` did not write",
+        ),
+        (
+            "broken_adapter",
+            "kvgen: KVGEN_SGLANG_POOL is 'broken_adapter', which cannot be imported: No module named 'nothing'",
+        ),
+    ],
+)
+def test_adapters_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "broken_adapter.py").write_text("import nothing")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("KVGEN_SGLANG_POOL", name)
     with pytest.raises(plugin.PluginError) as error:
         current_platform.get_kv_pool_cls(kind="dsa")
@@ -153,5 +186,6 @@ def test_the_way_without_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"), Deployment("fp8_scaled", glm_5_2(**SHARING)).serving() as configurator:
         DefaultPoolConfigurator(configurator)
-    line = "kvgen: glm_dsa is the KV cache: 53940 bytes a token, 3452160 fixed"
-    assert line in caplog.text and line in (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8")
+    line = "kvgen: the KV cache is that of /srv/generated/sglang/glm_dsa.py: 53940 bytes a token, 3452160 fixed"
+    assert line.replace("/srv", str(ROOT)) in caplog.text
+    assert line in (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ KVGEN_SGLANG_POOL names the adapter that `kvgen build --engine sglang` wrote, as
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import os
 from importlib.metadata import PackageNotFoundError, version
@@ -29,10 +30,11 @@ def activate() -> str | None:
     """The platform that SGLang is to use, as the name of its class; None where another was asked for.
 
     Raises:
-        PluginError: on a device that the generated pools are not for.
+        PluginError: on a device that the generated pools are not for, and where there is no adapter.
     """
     if not _is_selected():
         return None
+    _find_adapter()  # before the weights are loaded; SGLang cannot be imported yet, and so neither can the adapter
     import torch
 
     own = f"{__name__}.platform"
@@ -64,16 +66,31 @@ def adapter() -> Any:
     Raises:
         PluginError: no module is named, or none can be imported by that name.
     """
+    name = _find_adapter()
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise PluginError(f"kvgen: {ADAPTER} is {name!r}, which cannot be imported: {error}") from error
+    if not hasattr(module, "TokenToKVPool"):
+        raise PluginError(f"kvgen: {ADAPTER} is {name!r}, which `kvgen build --engine sglang` did not write")
+    return module
+
+
+def _find_adapter() -> str:
+    """The name of the adapter module. PluginError where it names none that is there."""
     name = os.environ.get(ADAPTER, "")
     if not name:
         raise PluginError(f"kvgen: set {ADAPTER} to an adapter module, such as generated.sglang.glm_dsa")
     try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        raise PluginError(f"kvgen: {ADAPTER} is {name}, which cannot be imported: {error}") from error
-    if not hasattr(module, "TokenToKVPool"):
-        raise PluginError(f"kvgen: {ADAPTER} is {name}, which `kvgen build --engine sglang` did not write")
-    return module
+        found = importlib.util.find_spec(name)
+    except (ImportError, TypeError, ValueError):
+        found = None
+    if found is None:
+        raise PluginError(
+            f"kvgen: {ADAPTER} is {name!r}, and there is no such module; "
+            "it is a name such as generated.sglang.glm_dsa, of a folder on PYTHONPATH"
+        )
+    return name
 
 
 def _is_selected() -> bool:

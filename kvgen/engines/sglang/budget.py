@@ -29,7 +29,7 @@ def correct(_: None, configurator: Any, kvc: Any) -> None:
     configurator._cell_size = module.cell_size(layout) + draft
     configurator._fixed_overhead_bytes += module.bytes_for(layout, 0) + kvc.pool_page_size * draft
     cell, fixed = configurator._cell_size, configurator._fixed_overhead_bytes
-    logger.info("kvgen: %s is the KV cache: %d bytes a token, %d fixed", module.NAME, cell, fixed)
+    logger.info("kvgen: the KV cache is that of %s: %d bytes a token, %d fixed", module.__file__, cell, fixed)
 
 
 def is_for(kvc: Any) -> bool:
