@@ -916,6 +916,59 @@ def test_a_copy_of_many_parts(
         twin.load_cpu_copy(saved, locs([*some_slots(random, count), 5, 6]))
 
 
+def test_a_part_that_does_not_fit_leaves_all_as_it_is(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("generated.glm_dsa._STAGED_BYTES", 2 * 2232)
+    twin = backend.twin()
+    copy = twin.pool.get_cpu_copy(locs([3, 70, 71, 72, 80]))
+    for change in (
+        lambda own: own[:-1],
+        lambda own: own.view(torch.int8),
+        lambda own: own.to("meta"),
+        lambda own: None,
+    ):
+        staging = list(copy["staging"])
+        staging[2] = change(staging[2])
+        with pytest.raises(ValueError, match="^staging must be uint8 "):
+            twin.pool.load_cpu_copy({**copy, "staging": staging}, locs([10, 11, 12, 13, 14]))
+        twin.check()
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_inference_mode_and_what_follows_it(random: np.random.Generator, kv_format: str) -> None:
+    """Operations of a pool may come in inference mode first, as in a server, and outside it afterwards."""
+    twin = Backend("torch").twin(kv_format)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            twin.set_mla_kv_buffer(0, locs(some_slots(random, 40)), *latent(random, 40))
+            twin.store_index_k(0, locs(some_slots(random, 40)), key(random, 40))
+            twin.move_kv_cache(locs(some_slots(random, 40)), locs(some_slots(random, 40)))
+            twin.load_cpu_copy(twin.get_cpu_copy(locs(some_slots(random, 40))), locs(some_slots(random, 40)))
+            twin.get_mla_kv_buffer(1, locs(some_slots(random, 40)))
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_memory_that_is_sliced_from_a_slab(backend: Backend, random: np.random.Generator, kv_format: str) -> None:
+    """Fields are found from where a tensor begins, not from where its memory does."""
+    slab, taken = torch.zeros(1 << 21, dtype=torch.uint8), [256]
+
+    def allocate(name: str, layer: int, nbytes: int) -> torch.Tensor:
+        start, taken[0] = taken[0], taken[0] + -(-nbytes // 256) * 256
+        return slab[start : start + nbytes]
+
+    layout = Layout.from_config(CONFIG, kv_format=kv_format)
+    plain, sliced = Pool(layout, 128, backend=backend.name), Pool(layout, 128, allocate=allocate, backend=backend.name)
+    loc, values, keys = locs(some_slots(random, 50)), latent(random, 50), key(random, 50)
+    lengths, table = locs([70, 3]), torch.tensor([[1, 0], [2, 0]])
+    results = []
+    for pool in (plain, sliced):
+        pool.set_mla_kv_buffer(0, loc, *values)
+        pool.store_index_k(0, loc, keys)
+        gathered = pool.get_index_k_scale_buffer(0, lengths, table, 73, 70)
+        results.append([*pool.get_mla_kv_buffer(0, loc), *gathered, pool.buffer("kv", 0), pool.buffer("index_k", 0)])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(bits(one), bits(other))
+
+
 def test_parts_of_spaces_of_other_lengths(
     backend: Backend, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -935,6 +988,7 @@ def test_parts_of_spaces_of_other_lengths(
         ({"part_slots": None}, "copy must say the part_slots of a staging tensor, not None"),
         ({"part_slots": 1}, "copy must have 2 staging tensors, not (tensor("),
         ({"staging": ()}, "copy must have 1 staging tensors, not ()"),
+        ({"staging": (1, 2)}, "copy must have 1 staging tensors, not (1, 2)"),
         ({"staging": None}, "copy must have 1 staging tensors, not None"),
     ],
 )

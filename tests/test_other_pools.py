@@ -364,6 +364,18 @@ REQUESTS = spec(  # one tensor of slots is for the only space
     config="taps: {type: int, min: 1}\nwidth: {type: int, min: 1}",
     spaces="request: {slots: requests, page: 1, reserve: 0}",
 )
+# Records of 16 bytes that begin at a multiple of 8 alone, by their offset and by their stride.
+UNITS_OF_AN_OFFSET = spec(
+    "units_of_an_offset",
+    'row: {fields: {a: "u8[4]", b: "u8[16]"}, page: [[a], {align: 8}, [b], {align: 256}]}',
+    spaces="token: {slots: tokens, page: 2}",
+)
+UNITS_OF_A_STRIDE = spec(
+    "units_of_a_stride",
+    'row: {fields: {a: "u8[16]"}, page: [[a, {pad: 4}]]}',
+    spaces="token: {slots: tokens, page: 4}",
+)
+
 SMALL = spec(
     "small_pages",
     'row: {fields: {k: "bf16[heads, dim]", v: "u8[dim]", s: "i64[1]"}, page: [[s, k], [v], {align: 8}]}',
@@ -449,6 +461,8 @@ OWN_CASES = {
     ),
     "apart": Case(APART, tokens=96, requests=35, init={"ssm": np.float32(-np.inf)}),
     "requests": Case(REQUESTS, {"taps": 2, "width": 5}, requests=80, count=70),
+    "units of an offset": Case(UNITS_OF_AN_OFFSET, tokens=96),
+    "units of a stride": Case(UNITS_OF_A_STRIDE, tokens=96),
     "page of 1": Case(SMALL, {"dim": 4}, tokens=90),
     "page of 3": Case(SMALL, {"dim": 8}, {"page_size": 3, "reserved": 2}, tokens=90),
     "split": Case("split_and_align", {"num_hidden_layers": 2}, tokens=96),
@@ -1771,3 +1785,41 @@ def test_what_is_no_staging_tensor() -> None:
     with pytest.raises(ValueError, match="^a pool on meta holds no bytes to work on$"):
         case = CASES["gaps"]
         compiled(case.spec).Pool(case.layout(), 96, device="meta").pack(SLOTS)
+
+
+def test_no_slots_at_all() -> None:
+    """A space without a page gives zeros for every slot, and takes none."""
+    case = Case(SMALL, {"dim": 4})
+    for backend in ("torch", "triton"):
+        pool = case.pool(backend)
+        assert pool.num_bytes() == 0
+        copy = pool.save(SLOTS)
+        assert not copy["staging"][0].any()
+        pool.restore(copy, SLOTS)
+        pool.move(SLOTS, SLOTS + 1)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", ["gaps", "units of a stride", "page of 3"])
+def test_memory_that_is_sliced_from_a_slab(name: str, backend: str, random: np.random.Generator) -> None:
+    """Bytes are found from where a tensor begins, not from where its memory does."""
+    case = CASES[name]
+    slab, at = torch.zeros(1 << 20, dtype=torch.uint8), [256]
+
+    def allocate(name: str, layer: int, nbytes: int) -> torch.Tensor:
+        start, at[0] = at[0], at[0] + -(-nbytes // 256) * 256
+        return slab[start : start + nbytes]
+
+    own = case.pool("torch")
+    sliced = compiled(case.spec).Pool(case.layout(), case.tokens, allocate=allocate, backend=backend)
+    for one, other in zip(own._entries, sliced._entries, strict=True):
+        one.memory.random_(0, 256)
+        other.memory.copy_(one.memory)
+    own.move(SLOTS + 10, SLOTS)
+    sliced.move(SLOTS + 10, SLOTS)
+    copies = [pool.save(SLOTS) for pool in (own, sliced)]
+    assert_same(copies[0]["staging"], copies[1]["staging"])
+    for pool, copy in zip((own, sliced), copies, strict=True):
+        pool.restore(copy, SLOTS + 20)
+    for one, other in zip(own._entries, sliced._entries, strict=True):
+        np.testing.assert_array_equal(raw(one.memory), raw(other.memory))

@@ -182,9 +182,12 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
         In `self.dtype`, which is the default, what has no scales comes as it is stored.
         """
         dst_dtype = dst_dtype or self.dtype
-        if dst_dtype == torch.float8_e4m3fn and not self.dsa_kv_cache_store_fp8:
-            rows = self.get_key_buffer(layer.layer_id).view(torch.uint8)[loc].view(dst_dtype)
-            return tuple(rows.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1))
+        if dst_dtype == self.dtype == torch.float8_e4m3fn and not self.dsa_kv_cache_store_fp8:
+            codes = self.get_key_buffer(layer.layer_id).view(torch.uint8)
+            inside = (loc >= 0) & (loc < len(codes))
+            rows = codes[torch.where(inside, loc, 0)].masked_fill_(~inside[:, None, None], 0).view(dst_dtype)
+            latent, rope = rows.split([self.kv_lora_rank, self.qk_rope_head_dim], dim=-1)
+            return latent.contiguous(), rope.contiguous()
         self._wait_for(layer.layer_id)
         return self.generated.get_mla_kv_buffer(layer.layer_id, loc, dst_dtype)
 
@@ -207,7 +210,8 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Index keys and scales of whole sequences, as bytes, one sequence behind the other."""
         self._wait_for(layer_id)
-        return self.generated.get_index_k_scale_buffer(layer_id, seq_len_tensor, page_indices, seq_len_sum, max_seq_len)
+        tables, sums = page_indices[: len(seq_len_tensor)], (int(seq_len_sum), int(max_seq_len))
+        return self.generated.get_index_k_scale_buffer(layer_id, seq_len_tensor, tables, *sums)
 
     # -- all layers
 

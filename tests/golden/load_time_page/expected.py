@@ -863,7 +863,7 @@ class _Entry:
     layer: int
     page: Page
     memory: torch.Tensor
-    views: dict[Record, torch.Tensor]  # those that `_record_view` has made
+    views: dict[Record, torch.Tensor]  # of every slot, as `_record_view` makes them
 
 
 class LoadTimePagePool:
@@ -924,7 +924,8 @@ class LoadTimePagePool:
             for layer in buffer.layers:
                 memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
                 self._buffers[buffer.name, layer] = memory
-                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, {}))
+                views = {own: _record_view(memory, page, own) for own in page.records}
+                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, views))
         self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
@@ -1081,7 +1082,9 @@ class LoadTimePagePool:
         if not isinstance(staging, (list, tuple)) or len(staging) != len(parts):
             raise ValueError(f"copy must have {len(parts)} staging tensors, not {_shown(staging)}")
         for part, own in zip(parts, staging, strict=True):
-            self.unpack(own.to(self.device) if isinstance(own, torch.Tensor) else own, part)
+            self._check_staging(own, self._in_spaces(part))
+        for part, own in zip(parts, staging, strict=True):
+            self.unpack(own.to(self.device), part)
 
     def pack(self, loc: torch.Tensor | Mapping) -> torch.Tensor:
         """Slots of all buffers in one uint8 tensor on the device, as `describe_staging` says. One launch."""
@@ -1090,9 +1093,7 @@ class LoadTimePagePool:
     def unpack(self, staging: torch.Tensor, loc: torch.Tensor | Mapping) -> None:
         """Write what `pack` made into slots, which need not be those it was made of. One launch."""
         slots = self._in_spaces(self._rooted("loc", loc))
-        nbytes = self._staging_bytes(_counts(slots))
-        if not isinstance(staging, torch.Tensor) or staging.dtype != torch.uint8 or staging.shape != (nbytes,):
-            raise ValueError(f"staging must be uint8 [{nbytes}] for {_counts(slots)} slots, not {_kind(staging)}")
+        self._check_staging(staging, slots)
         self._check_device("staging", staging)
         is_aligned = staging.is_contiguous() and staging.storage_offset() % 16 == 0 and staging.data_ptr() % 16 == 0
         self._unpack(staging if is_aligned else staging.clone(memory_format=torch.contiguous_format), slots)
@@ -1242,6 +1243,13 @@ class LoadTimePagePool:
         records = ((record.layers * record.nbytes, counts[self._spaces[record.space].name]) for record in self._records)
         return sum(-(-nbytes * count // 16) * 16 for nbytes, count in records) + sum(counts.values())
 
+    def _check_staging(self, staging: Any, slots: dict[str, torch.Tensor]) -> None:
+        """ValueError where it is not what a pack of so many slots makes."""
+        nbytes = self._staging_bytes(_counts(slots))
+        fits = isinstance(staging, torch.Tensor) and staging.dtype == torch.uint8 and staging.shape == (nbytes,)
+        if not fits or staging.is_meta:
+            raise ValueError(f"staging must be uint8 [{nbytes}] for {_counts(slots)} slots, not {_kind(staging)}")
+
     def _pack(self, slots: dict[str, torch.Tensor], make: Callable = torch.zeros) -> torch.Tensor:
         """Slots of every space, staged in a tensor that `make` makes; it decides what lies between the parts."""
         counts = _counts(slots)
@@ -1254,12 +1262,16 @@ class LoadTimePagePool:
         for part in self._staged(counts):
             staging[part.offset + part.nbytes :][: -part.nbytes % 16] = 0
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
-            is_whole = bool(kept.all())
-            places = _places(entries[0], record, own if is_whole else torch.where(kept, own, 0))
+            places = _places(entries[0], record, *_filtered(kept, own))
+            some = staged.new_empty((len(places[0]), record.nbytes))
             for entry, rows in zip(entries, staged, strict=True):
-                _copy_out(entry, record, places, rows)
-                if not is_whole:
-                    rows.masked_fill_(~kept[:, None], 0)
+                if len(some) == len(rows):
+                    _copy_out(entry, record, places, rows)
+                else:
+                    rows.zero_()
+                    if len(some):
+                        _copy_out(entry, record, places, some)
+                        rows[kept] = some
             flags.copy_(kept)
         return staging
 
@@ -1364,25 +1376,23 @@ def _kind(value: object) -> str:
     return f"{dtype} {list(value.shape)} on {value.device}"
 
 
-def _record_view(entry: _Entry, record: Record) -> torch.Tensor:
+def _record_view(memory: torch.Tensor, page: Page, record: Record) -> torch.Tensor:
     """A record of every slot in the widest units it allows, a view: [pages, slots of a page, units].
 
     [slots, units] where all slots are one stride apart.
     """
-    if record in entry.views:
-        return entry.views[record]
-    page_bytes = entry.memory.shape[1]
+    page_bytes = memory.shape[1]
     slot_extents, slot_strides = _axes(record.slot_walk)
     byte_extents, byte_strides = _axes(record.byte_walk)
     together = byte_extents[-1] if byte_strides[-1] == 1 else 1  # bytes that lie side by side
     unit = math.gcd(16, page_bytes, record.offset, together, *slot_strides, *byte_strides[:-1])
     byte_extents[-1], byte_strides[-1] = byte_extents[-1] // unit, byte_strides[-1] * unit
-    units = entry.memory.view(_UNITS[unit])
+    units = memory.view(_UNITS[unit])
     shape = [len(units), *slot_extents, *byte_extents]
     stride = [step // unit for step in (page_bytes, *slot_strides, *byte_strides)]
     view = units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
     is_even = view.ndim == 3 and stride[0] == shape[1] * stride[1]
-    return entry.views.setdefault(record, view.flatten(0, 1) if is_even else view)
+    return view.flatten(0, 1) if is_even else view
 
 
 def _axes(walk: tuple) -> tuple[list[int], list[int]]:
@@ -1391,8 +1401,8 @@ def _axes(walk: tuple) -> tuple[list[int], list[int]]:
 
 
 def _places(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What picks the slots out of `_record_view`: the same for all entries that are alike."""
-    if _record_view(entry, record).ndim == 2:
+    """What picks the slots out of the view of a record: the same for all entries that are alike."""
+    if entry.views[record].ndim == 2:
         return (slots,)
     pages, place = slots // entry.page.slots, slots % entry.page.slots
     return (pages, *(place // low % extent for low, extent, _ in reversed(record.slot_walk)))
@@ -1400,7 +1410,7 @@ def _places(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.T
 
 def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Read the records of slots that are all inside into uint8 [slots, bytes]."""
-    view = _record_view(entry, record)
+    view = entry.views[record]
     units = rows.view(view.dtype)
     if len(places) == 1:
         torch.index_select(view, 0, *places, out=units)
@@ -1410,7 +1420,7 @@ def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], r
 
 def _copy_in(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Write uint8 [slots, bytes] into the records of slots that are all inside."""
-    view = _record_view(entry, record)
+    view = entry.views[record]
     units = rows.view(view.dtype)
     if len(places) == 1:
         view.index_copy_(0, *places, units)

@@ -1023,7 +1023,7 @@ def _e4m3_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 def _rounded_values(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """fp32 as bf16, f16 or f32, to nearest even; NaN is 0x7FFF, or 0x7FFFFFFF, on every device."""
-    result = values.to(dtype, copy=True)
+    result = values.to(dtype)
     if not result.sum().isfinite():  # else none of them is NaN
         bits = result.view(torch.int32 if dtype == torch.float32 else torch.int16)
         bits.masked_fill_(values.isnan(), 0x7FFFFFFF if dtype == torch.float32 else 0x7FFF)
@@ -1118,7 +1118,7 @@ class _Entry:
     layer: int
     page: Page
     memory: torch.Tensor
-    views: dict[Record, torch.Tensor]  # those that `_record_view` has made
+    views: dict[Record, torch.Tensor]  # of every slot, as `_record_view` makes them
 
 
 class OperationsPool:
@@ -1180,7 +1180,8 @@ class OperationsPool:
             for layer in buffer.layers:
                 memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
                 self._buffers[buffer.name, layer] = memory
-                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, {}))
+                views = {own: _record_view(memory, page, own) for own in page.records}
+                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, views))
         self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
@@ -1603,7 +1604,9 @@ class OperationsPool:
         if not isinstance(staging, (list, tuple)) or len(staging) != len(parts):
             raise ValueError(f"copy must have {len(parts)} staging tensors, not {_shown(staging)}")
         for part, own in zip(parts, staging, strict=True):
-            self.unpack(own.to(self.device) if isinstance(own, torch.Tensor) else own, part)
+            self._check_staging(own, self._in_spaces(part))
+        for part, own in zip(parts, staging, strict=True):
+            self.unpack(own.to(self.device), part)
 
     def pack(self, loc: torch.Tensor | Mapping) -> torch.Tensor:
         """Slots of all buffers in one uint8 tensor on the device, as `describe_staging` says. One launch."""
@@ -1612,9 +1615,7 @@ class OperationsPool:
     def unpack(self, staging: torch.Tensor, loc: torch.Tensor | Mapping) -> None:
         """Write what `pack` made into slots, which need not be those it was made of. One launch."""
         slots = self._in_spaces(self._rooted("loc", loc))
-        nbytes = self._staging_bytes(_counts(slots))
-        if not isinstance(staging, torch.Tensor) or staging.dtype != torch.uint8 or staging.shape != (nbytes,):
-            raise ValueError(f"staging must be uint8 [{nbytes}] for {_counts(slots)} slots, not {_kind(staging)}")
+        self._check_staging(staging, slots)
         self._check_device("staging", staging)
         is_aligned = staging.is_contiguous() and staging.storage_offset() % 16 == 0 and staging.data_ptr() % 16 == 0
         self._unpack(staging if is_aligned else staging.clone(memory_format=torch.contiguous_format), slots)
@@ -1794,6 +1795,13 @@ class OperationsPool:
         records = ((record.layers * record.nbytes, counts[self._spaces[record.space].name]) for record in self._records)
         return sum(-(-nbytes * count // 16) * 16 for nbytes, count in records) + sum(counts.values())
 
+    def _check_staging(self, staging: Any, slots: dict[str, torch.Tensor]) -> None:
+        """ValueError where it is not what a pack of so many slots makes."""
+        nbytes = self._staging_bytes(_counts(slots))
+        fits = isinstance(staging, torch.Tensor) and staging.dtype == torch.uint8 and staging.shape == (nbytes,)
+        if not fits or staging.is_meta:
+            raise ValueError(f"staging must be uint8 [{nbytes}] for {_counts(slots)} slots, not {_kind(staging)}")
+
     def _pack(self, slots: dict[str, torch.Tensor], make: Callable = torch.zeros) -> torch.Tensor:
         """Slots of every space, staged in a tensor that `make` makes; it decides what lies between the parts."""
         counts = _counts(slots)
@@ -1806,12 +1814,16 @@ class OperationsPool:
         for part in self._staged(counts):
             staging[part.offset + part.nbytes :][: -part.nbytes % 16] = 0
         for record, entries, staged, own, kept, flags in self._staged_records(staging, slots):
-            is_whole = bool(kept.all())
-            places = _places(entries[0], record, own if is_whole else torch.where(kept, own, 0))
+            places = _places(entries[0], record, *_filtered(kept, own))
+            some = staged.new_empty((len(places[0]), record.nbytes))
             for entry, rows in zip(entries, staged, strict=True):
-                _copy_out(entry, record, places, rows)
-                if not is_whole:
-                    rows.masked_fill_(~kept[:, None], 0)
+                if len(some) == len(rows):
+                    _copy_out(entry, record, places, rows)
+                else:
+                    rows.zero_()
+                    if len(some):
+                        _copy_out(entry, record, places, some)
+                        rows[kept] = some
             flags.copy_(kept)
         return staging
 
@@ -1925,33 +1937,31 @@ def _kind(value: object) -> str:
     return f"{dtype} {list(value.shape)} on {value.device}"
 
 
-def _record_view(entry: _Entry, record: Record) -> torch.Tensor:
+def _record_view(memory: torch.Tensor, page: Page, record: Record) -> torch.Tensor:
     """A record of every slot in the widest units it allows, a view: [pages, slots of a page, units].
 
     [slots, units] where all slots are one stride apart.
     """
-    if record in entry.views:
-        return entry.views[record]
-    page_bytes = entry.memory.shape[1]
+    page_bytes = memory.shape[1]
     unit = math.gcd(16, page_bytes, record.offset, record.slot_stride, record.nbytes)
-    units = entry.memory.view(_UNITS[unit])
-    shape = (len(units), entry.page.slots, record.nbytes // unit)
+    units = memory.view(_UNITS[unit])
+    shape = (len(units), page.slots, record.nbytes // unit)
     stride = (page_bytes // unit, record.slot_stride // unit, 1)
     view = units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
     is_even = view.ndim == 3 and stride[0] == shape[1] * stride[1]
-    return entry.views.setdefault(record, view.flatten(0, 1) if is_even else view)
+    return view.flatten(0, 1) if is_even else view
 
 
 def _places(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What picks the slots out of `_record_view`: the same for all entries that are alike."""
-    if _record_view(entry, record).ndim == 2:
+    """What picks the slots out of the view of a record: the same for all entries that are alike."""
+    if entry.views[record].ndim == 2:
         return (slots,)
     return slots // entry.page.slots, slots % entry.page.slots
 
 
 def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Read the records of slots that are all inside into uint8 [slots, bytes]."""
-    view = _record_view(entry, record)
+    view = entry.views[record]
     units = rows.view(view.dtype)
     if len(places) == 1:
         torch.index_select(view, 0, *places, out=units)
@@ -1961,7 +1971,7 @@ def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], r
 
 def _copy_in(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Write uint8 [slots, bytes] into the records of slots that are all inside."""
-    view = _record_view(entry, record)
+    view = entry.views[record]
     units = rows.view(view.dtype)
     if len(places) == 1:
         view.index_copy_(0, *places, units)
@@ -1987,14 +1997,16 @@ def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dty
     """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
     field = entry.page.field(name)
     view = _field_view(entry.memory, field, dtype)
-    is_whole = bool(kept.all())
-    slots = slots if is_whole else torch.where(kept, slots, 0)
+    if not kept.all():
+        rows = view.new_zeros((len(slots), field.count))
+        if kept.any():
+            rows[kept] = _read(entry, name, slots[kept], kept[kept], dtype)
+        return rows
     if view.stride(0) == view.shape[1] * view.stride(1):  # all slots are one stride apart
         values = view.flatten(0, 1).index_select(0, slots)
     else:
         values = view[_index(entry.page, field, slots)]
-    values = values.reshape(len(slots), field.count)
-    return values if is_whole else values.masked_fill_(~kept[:, None], 0)
+    return values.reshape(len(slots), field.count)
 
 
 def _store_latent(entry: _Entry, its_value: torch.Tensor, rope: torch.Tensor) -> dict[str, torch.Tensor]:
