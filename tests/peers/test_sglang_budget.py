@@ -1,6 +1,8 @@
 """SGLang's budget from the generated functions: what is priced is what is allocated, drafts included."""
 
 import random
+import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,7 @@ from sglang.srt.mem_cache import kv_cache_configurator
 from sglang.srt.mem_cache.hisparse_memory_pool import HiSparseDSATokenToKVPool
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.runtime_context import get_parallel
 
 from generated import glm_dsa
 from generated.sglang import glm_dsa as adapter
@@ -152,6 +155,28 @@ def test_other_pools_are_refused(change: dict[str, Any], name: str) -> None:
         message = f"^kvgen: SGLang builds a pool of its own for {name}; unset SGLANG_PLATFORM to use it$"
         with pytest.raises(PluginError, match=message):
             DefaultPoolConfigurator(configurator)
+
+
+def test_layer_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang.srt.layers.cp.utils.get_glm_dsa_cp_layer_shard_info", lambda configurator: (0, 2))
+    with Deployment().serving() as configurator, pytest.raises(PluginError, match="of its own for layer split;"):
+        DefaultPoolConfigurator(configurator)
+
+
+def test_a_draft_worker_is_left_alone() -> None:
+    """Its pool is priced with the target's."""
+    with Deployment("bf16", glm_5_2(), 0, 1, is_draft=True).serving() as configurator:
+        pricing = DefaultPoolConfigurator(configurator)
+        assert (pricing._cell_size, pricing._fixed_overhead_bytes) == (1152 + 132, 0)
+
+
+def test_decode_context_parallelism_is_refused() -> None:
+    with Deployment("bf16", glm_5_2(2), 0, 2).serving() as configurator, get_parallel().override(attn_dcp_size=2):
+        message = "^glm_dsa: decode context parallelism is not supported by this layout$"
+        with pytest.raises(NotImplementedError, match=message):
+            DefaultPoolConfigurator(configurator)
+        with pytest.raises(NotImplementedError, match=message):
+            build(configurator, 128)
 
 
 def test_kv_sharding_and_hybrids_are_refused() -> None:
@@ -297,9 +322,45 @@ def test_memory_comes_from_sglangs_regions() -> None:
     assert entered == ["kv_cache", "in", "out"] * 4  # latent and index keys of two layers
 
 
+def test_memory_comes_from_sglangs_own_pool_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[object] = []
+    monkeypatch.setattr("torch.cuda.use_mem_pool", lambda memory_pool: used.append(memory_pool) or nullcontext())
+    with Deployment("bf16", glm_5_2(2), 0, 2).serving() as configurator:
+        pool = build(configurator, 128)
+        assert used == []
+        pool.custom_mem_pool = "a memory pool"
+        pool._create_buffers()
+    assert used == ["a memory pool"] * 4
+
+
+def test_what_a_pool_has_and_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are compiled, the stage is SGLang's, and cleared buffers are gone."""
+    warmed: list[object] = []
+    monkeypatch.setattr(glm_dsa.Pool, "warmup", lambda pool: warmed.append(pool))
+    with Deployment("bf16", glm_5_2(), 20, 40).serving() as configurator:
+        pool, own = build(configurator, 128), build_own(configurator, 128)
+    assert warmed == [pool.generated]
+    for name in (
+        "start_layer",
+        "end_layer",
+        "layer_num",
+        "model_layer_ids",
+        "size",
+        "page_size",
+        "kv_cache_dim",
+        "dtype",
+    ):
+        assert getattr(pool, name) == getattr(own, name), name
+    rows = weakref.ref(pool.generated)
+    warmed.clear()
+    pool._clear_buffers()
+    assert not hasattr(pool, "kv_buffer") and not hasattr(pool.index_key_cache, "buffer")
+    assert rows() is None
+
+
 def test_what_hicache_keeps_is_declared() -> None:
     """The bytes and layers of index keys, as SGLang declares them for its own pool."""
-    for model, stage in (("all indexers", (0, 4)), ("sharing", (0, 12)), ("sharing", (3, 6))):
+    for model, stage in (("all indexers", (0, 4)), ("sharing", (0, 12)), ("sharing", (20, 40)), ("sharing", (3, 6))):
         with Deployment("fp8_scaled", MODELS[model], *stage).serving() as configurator:
             pool, own = build(configurator, 64), build_own(configurator, 64)
             ours, theirs = ([declared(decl) for decl in each.host_pool_decls()] for each in (pool, own))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from deployments import DTYPES, E4M3, Deployment, build, build_own, glm_5_2
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.platforms import current_platform
 
 TOKENS, PAGE = 512, 64
 SLOTS = TOKENS + PAGE
@@ -222,20 +223,95 @@ def test_cpu_copy_of_whole_pages(both: Both) -> None:
     both.check()
 
 
-def test_layers_are_waited_for(both: Both) -> None:
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("kv_format", DTYPES, indirect=True)
+def test_layers_are_waited_for(kv_format: str, start: int) -> None:
     """Reads wait until a layer has been loaded back from the host; layers are counted from the first of the stage."""
     waited: list[int] = []
     loc, lengths, table = torch.tensor([3]), torch.tensor([1]), torch.tensor([[1]])
+    nope, rope = torch.ones(1, 512).bfloat16(), torch.ones(1, 64).bfloat16()
+    codes, scales = torch.zeros(1, 128).to(E4M3), torch.ones(1)
+    with Deployment(kv_format, glm_5_2(), start, start + 4).serving() as configurator:
+        for pool in (build_own(configurator, TOKENS), build(configurator, TOKENS)):
+            pool.register_layer_transfer_counter(SimpleNamespace(wait_until=waited.append))
+            pool.get_mla_kv_buffer(layer(start + 1), loc, torch.bfloat16)
+            pool.get_index_k_scale_buffer(start + 2, lengths, table, 1, 1)
+            pool.get_index_k_with_scale_buffer(start)
+            pool.get_key_buffer(start + 3)
+            pool.get_value_buffer(start + 2)
+            if kv_format == "fp8_raw":
+                pool.get_mla_kv_buffer(layer(start), loc)
+            pool.set_mla_kv_buffer(layer(start), loc, nope, rope)
+            pool.set_index_k_scale_buffer(start, loc, codes, scales)
+    assert waited == [1, 2, 0, 3, 2, *([0] if kv_format == "fp8_raw" else [])] * 2
+
+
+@unscaled
+def test_layers_by_override(both: Both) -> None:
+    """The layer that is named beside the one of the module, layer 0 too."""
+    loc, (nope, rope) = both.slots(30), both.latent(30)
     for pool in both:
-        pool.register_layer_transfer_counter(SimpleNamespace(wait_until=waited.append))
-        pool.get_mla_kv_buffer(layer(1), loc, torch.bfloat16)
-        pool.get_index_k_scale_buffer(2, lengths, table, 1, 1)
-        pool.get_index_k_with_scale_buffer(0)
-        pool.get_key_buffer(3)
-        pool.get_value_buffer(2)
-        pool.set_mla_kv_buffer(layer(0), loc, *both.latent(1))
-        pool.set_index_k_scale_buffer(0, loc, *both.keys(1))
-    assert waited == [1, 2, 0, 3, 2] * 2
+        pool.set_mla_kv_buffer(layer(2), loc, nope, rope, layer_id_override=0)
+        pool.set_kv_buffer(layer(2), loc, torch.cat([rope, nope], -1), None, layer_id_override=0)
+        pool.set_kv_buffer(layer(2), loc, torch.cat([nope, rope], -1), None, layer_id_override=SHARED)
+    both.check()
+
+
+@raw_only
+def test_codes_come_back_as_they_are(both: Both) -> None:
+    """In two tensors of their own; zeros for slots outside."""
+    loc = both.slots(40)
+    results = [pool.get_mla_kv_buffer(layer(1), loc) for pool in both]
+    for one, other in zip(*results, strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    outside = both.generated.get_mla_kv_buffer(layer(1), torch.tensor([-1, SLOTS, 2**40]))
+    assert not any(own.view(torch.uint8).any() for own in outside)
+
+
+def test_sums_of_lengths_as_sglang_takes_them(both: Both) -> None:
+    """NumPy's integers and tensors of one, and page tables of more requests than there are."""
+    lengths, pages = torch.tensor([70, 3]), torch.tensor([[1, 2], [3, 0], [4, 5]])
+    for sums in ((np.int64(73), np.int64(70)), (torch.tensor(73), torch.tensor(70))):
+        one, other = (pool.get_index_k_scale_buffer(1, lengths, pages, *sums) for pool in both)
+        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
+def test_copies_wait_for_other_streams(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model writes on another stream than the scheduler copies on."""
+    order: list[str] = []
+    pool = both.generated
+    monkeypatch.setattr(type(current_platform), "synchronize", lambda self: order.append("wait"))
+    for name in ("get_cpu_copy", "load_cpu_copy"):
+        own = getattr(pool.generated, name)
+        monkeypatch.setattr(pool.generated, name, lambda *all, name=name, own=own: (order.append(name), own(*all))[1])
+    copy = pool.get_cpu_copy(torch.arange(64, 128))
+    pool.load_cpu_copy(copy, torch.arange(64, 128))
+    assert order == ["wait", "get_cpu_copy", "wait", "load_cpu_copy", "wait"]
+
+
+@bf16_only
+def test_sglangs_own_checks_of_slots(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its debug mode finds slots outside, and its unified pools take physical slots alone, in either pool."""
+    (nope, rope), outside, inside = both.latent(1), torch.tensor([SLOTS]), torch.tensor([5])
+    rows = torch.cat([nope, rope], -1)
+    monkeypatch.setenv("SGLANG_ENABLE_ASYNC_ASSERT", "1")
+    for pool in both:
+        for call in (
+            lambda pool=pool: pool.set_mla_kv_buffer(layer(0), outside, nope, rope),
+            lambda pool=pool: pool.set_kv_buffer(layer(0), outside, rows, None),
+            lambda pool=pool: pool.move_kv_cache(outside, inside),
+            lambda pool=pool: pool.move_kv_cache(inside, outside),
+        ):
+            with pytest.raises(RuntimeError, match="out of range"):
+                call()
+    monkeypatch.setattr("sglang.srt.mem_cache.memory_pool.KVCache.requires_physical_write_loc", True)
+    for pool in both:
+        with pytest.raises(ValueError, match="write loc is not marked physical"):
+            pool.set_mla_kv_buffer(layer(0), inside, nope, rope)
+        with pytest.raises(ValueError, match="write loc is not marked physical"):
+            pool.set_kv_buffer(layer(0), inside, rows, None)
+        pool.set_mla_kv_buffer(layer(0), KVWriteLoc(inside, physical=True), nope, rope)
 
 
 # -- different
