@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvgen.emit import class_name, header_file, template
 from kvgen.expr import Name
 from kvgen.layout import Layout, OperationLayout
+from kvgen.operations import pages_of
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.pysource import Raw, flat, quoted, tuple_of
 from kvgen.views import AdapterView
@@ -55,8 +56,8 @@ class Kind:
     reads: Mapping[str, tuple[tuple[tuple[Place, ...], ...], int | None]]
 
 
-# The rows and pages that FlashMLA, TensorRT-LLM's MLA kernels and DeepGEMM read in SGLang 0.5.23: nope and rope in
-# bf16; e4m3 with a scale for each 128 values, and rope in bf16; e4m3 for both; and e4m3 keys before their scales.
+# SGLang 0.5.23, as its own pool has them (srt/mem_cache/memory_pool.py and index_key_cache.py): rows of nope and rope in
+# bf16; of e4m3 with a scale for each 128 values, and rope in bf16; of e4m3 for both; pages of keys before their scales.
 ENGINES = {
     "sglang": Kind(
         title="the DSA pool of SGLang",
@@ -164,7 +165,7 @@ def _bytes(layout: Layout, kind: Kind) -> Iterator[str]:
     """Pages that none of the engine's kernels can read."""
     for item in layout.operations:
         alternatives, page_slots = kind.reads.get(item.name, ((), None))
-        for page in _pages(layout, item) if alternatives else ():
+        for page in pages_of(layout, item) if alternatives else ():
             places = tuple(_place(field) for field in page.fields)
             if places not in alternatives or not _is_filled(page, page_slots):
                 listed = zip(page.fields, places, strict=True)
@@ -179,14 +180,6 @@ def _is_filled(page: Page, page_slots: int | None) -> bool:
         return page.page_bytes * BYTE == strides[0] * page.slots
     total = sum(stride.known or 0 for stride in strides) * page_slots
     return page.slots.known == page_slots and (page.page_bytes * BYTE).known == total
-
-
-def _pages(layout: Layout, operation: OperationLayout) -> list[Page]:
-    found: list[Page] = []
-    for buffer in layout.buffers:
-        if buffer.name in operation.buffers:
-            found += [case.use for case in buffer.pages if all(case.use is not page for page in found)]
-    return found
 
 
 def _place(field: FieldLayout) -> Place | None:

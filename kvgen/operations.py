@@ -58,14 +58,19 @@ def load_time_pages(layout: Layout) -> bool:
     return any(target.needs_constants for target in targets)
 
 
-def _targets(layout: Layout, operation: OperationLayout) -> Iterator[Target]:
+def pages_of(layout: Layout, operation: OperationLayout) -> list[Page]:
     """The pages of an operation's buffers, each once."""
     found: list[Page] = []
     for buffer in layout.buffers:
         if buffer.name in operation.buffers:
             found += [case.use for case in buffer.pages if all(case.use is not page for page in found)]
+    return found
+
+
+def _targets(layout: Layout, operation: OperationLayout) -> Iterator[Target]:
+    """What its kernels are for: each of its pages, by its name."""
     names = _names_of_pages(layout)
-    for page in found:
+    for page in pages_of(layout, operation):
         users = [buffer for buffer in layout.buffers if any(case.use is page for case in buffer.pages)]
         is_moved = any(buffer.align is not None for buffer in users)
         yield Target(page=page, name=names[id(page)], moved=is_moved)
