@@ -56,7 +56,7 @@ class Kind:
     reads: Mapping[str, tuple[tuple[tuple[Place, ...], ...], int | None]]
 
 
-# SGLang 0.5.23, as its own pool has them (srt/mem_cache/memory_pool.py and index_key_cache.py): rows of nope and rope in
+# SGLang 0.5.23, as its own pool has them (srt/mem_cache/memory_pool.py, index_key_cache.py): rows of nope and rope in
 # bf16; of e4m3 with a scale for each 128 values, and rope in bf16; of e4m3 for both; pages of keys before their scales.
 ENGINES = {
     "sglang": Kind(
