@@ -1,4 +1,4 @@
-"""The command line: kvgen check, build, explain, budget, schema.
+"""The command line: kvgen check, build, explain, budget, specs, schema.
 
 Results go to stdout, problems to stderr. With `--format json` stdout holds one JSON document, the result or
 `{"problems": [...]}`. Exit status: 0 done and current; 1 a spec or config has problems, or `--check` found stale
@@ -47,6 +47,7 @@ CODES = {
     "KV403": "a fragment where a layout is needed",
     "KV404": "memory that does not hold even the reserved pages (a warning)",
     "KV405": "a layout that is no pool of the engine",
+    "KV406": "a config that no shipped layout is for, or more than one",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read or written",
     "KV499": "a fault of kvgen itself",
@@ -154,7 +155,8 @@ def _parser() -> _Parser:
     explain.set_defaults(run=_explain)
 
     budget = commands.add_parser("budget", help="price a model's config", allow_abbrev=False)
-    budget.add_argument("spec", metavar="SPEC", help="a spec, or - for standard input")
+    help = "a spec, or - for standard input; without one, the shipped layout that the config is for"
+    budget.add_argument("spec", nargs="?", metavar="SPEC", help=help)
     budget.add_argument("--config", metavar="FILE", required=True, help="a config.json")
     _add_set(budget)
     amount = budget.add_mutually_exclusive_group(required=True)
@@ -163,6 +165,16 @@ def _parser() -> _Parser:
     budget.add_argument("--requests", metavar="N", default="0", help="requests at a time, where they cost; default: 0")
     budget.add_argument("--format", **formats)
     budget.set_defaults(run=_budget)
+
+    specs = commands.add_parser(
+        "specs", help="list the shipped layouts, and say which a config is for", allow_abbrev=False
+    )
+    specs.add_argument(
+        "--config", metavar="FILE", help="a config.json: say of each layout whether it is for that model"
+    )
+    _add_set(specs)
+    specs.add_argument("--format", **formats)
+    specs.set_defaults(run=_specs)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of a spec", allow_abbrev=False)
     schema.add_argument("--format", **formats)
@@ -309,8 +321,11 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
     memory = None if arguments.memory is None else size_in_bytes(arguments.memory)
     tokens = None if arguments.tokens is None else _count(arguments.tokens, "--tokens")
     requests = _count(arguments.requests, "--requests")
-    compiled = _compile_layout(arguments.spec, stdin)
-    layout = _resolve(compiled, arguments.config, arguments.choices)
+    if arguments.spec is None:
+        compiled, layout = _pick(arguments.config, arguments.choices, stdin)
+    else:
+        compiled = _compile_layout(arguments.spec, stdin)
+        layout = _resolve(compiled, arguments.config, arguments.choices)
     module = compiled.namespace
     if memory is not None:
         tokens = module.max_tokens(layout, memory, requests)
@@ -331,6 +346,72 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
     else:
         stdout.write(render(budget, compiled.layout.name))
     return 0
+
+
+def _specs(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
+    from kvgen.shipped import summary
+
+    if arguments.choices and arguments.config is None:
+        raise usage("--set needs --config")
+    if arguments.config is None:
+        judged: list[tuple[Compiled, Any]] = [(compiled, None) for compiled in _shipped(stdin)]
+    else:
+        judged = _judge(arguments.config, arguments.choices, stdin)
+    entries = []
+    for compiled, verdict in judged:
+        entry = summary(compiled)
+        if arguments.config is not None:
+            entry["accepted"] = not isinstance(verdict, Failure)
+            entry["reasons"] = [item.message for item in verdict.problems] if isinstance(verdict, Failure) else []
+        entries.append(entry)
+    if arguments.format == "json":
+        _print_json({"specs": entries}, stdout)
+        return 0
+    for entry in entries:
+        verdict = {None: "", True: ": yes", False: ": no"}[entry.get("accepted")]
+        lines = [f"{entry['layout']}{verdict}", f"  {entry['doc']}"]
+        if arguments.config is None:
+            lines += [f"  needs    {', '.join(entry['needs'])}", f"  reads    {', '.join(entry['reads'])}"]
+            lines += [f"  choices  {', '.join(entry['choices'])}"]
+        stdout.write("\n".join([*lines, *(f"  - {printable(reason)}" for reason in entry.get("reasons", ()))]) + "\n")
+    return 0
+
+
+def _shipped(stdin: IO[bytes]) -> list[Compiled]:
+    """The shipped layouts."""
+    from kvgen.shipped import shipped_specs
+
+    return [compiled for compiled in _compile_all(shipped_specs(), stdin) if compiled.layout is not None]
+
+
+def _judge(config: str, settings: Sequence[str], stdin: IO[bytes]) -> list[tuple[Compiled, Any]]:
+    """Each shipped layout with what it makes of a config, a Failure among it. One raised here has another cause."""
+    found: list[tuple[Compiled, Any]] = []
+    for compiled in _shipped(stdin):
+        try:
+            found.append((compiled, _resolve(compiled, config, settings)))
+        except Failure as failure:
+            found.append((compiled, failure))
+    failures = [verdict for _, verdict in found if isinstance(verdict, Failure)]
+    if len(failures) == len(found) and all((own.status, own.problems) == (2, failures[0].problems) for own in failures):
+        raise failures[0]
+    return found
+
+
+def _pick(config: str, settings: Sequence[str], stdin: IO[bytes]) -> tuple[Compiled, Any]:
+    """The one shipped layout that a config is for, and the layout of it. Failure where there is not one."""
+    verdicts = _judge(config, settings, stdin)
+    accepted = [(compiled, verdict) for compiled, verdict in verdicts if not isinstance(verdict, Failure)]
+    if len(accepted) == 1:
+        return accepted[0]
+    message, notes = "no shipped layout is for this config", ()
+    if accepted:
+        message = f"more than one layout is for this config: {', '.join(each.layout.name for each, _ in accepted)}"
+    else:
+        reasons = [(compiled.layout.name, item.message) for compiled, failure in verdicts for item in failure.problems]
+        notes = tuple(f"{name}: {reason}" for name, reason in reasons)
+    help = "name a spec; `kvgen specs` lists the shipped ones"
+    raise Failure(1, [Problem("KV406", message, Label(Span.of_file(config)), notes=notes, help=help)])
 
 
 def _schema(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:

@@ -151,6 +151,16 @@ def test_wheel_and_editable_install_print_the_schema(
     assert json.loads(printed) == json.loads((ROOT / "kvgen" / "spec.schema.json").read_text(encoding="utf-8"))
 
 
+def test_wheel_and_editable_install_know_the_shipped_layouts(
+    from_wheel: Installed, editable: Installed, tmp_path: Path
+) -> None:
+    printed = from_wheel.kvgen("specs", cwd=tmp_path)
+    assert printed == editable.kvgen("specs", cwd=tmp_path)
+    assert [line for line in printed.splitlines() if not line.startswith(" ")] == ["glm_dsa", "mla"]
+    config = ROOT / "tests" / "data" / "configs" / "kimi-k2.5.json"
+    assert "70,272" in from_wheel.kvgen("budget", "--config", config, "--tokens", "64", cwd=tmp_path)
+
+
 def test_wheel_and_editable_install_build_the_same_module(
     from_wheel: Installed, editable: Installed, elsewhere: Path, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ WITHOUT_FILE = {  # codes that no spec file of the corpus can bring about, each 
     "KV403": "a fragment where a layout is needed",
     "KV404": "memory that does not hold even the reserved pages",
     "KV405": "a layout that is no pool of the engine",
+    "KV406": "a config that no shipped layout is for, or more than one",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read",
     "KV499": "a fault of kvgen itself",
@@ -338,6 +339,20 @@ def test_layout_that_is_no_pool_of_the_engine(tmp_path: Path) -> None:
         "  = help: build it without --engine sglang\n"
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_config_that_no_shipped_layout_is_for(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"num_hidden_layers": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_topk": 2048}')
+    status, out, err = run("budget", "--config", str(config), "--tokens", "0")
+    assert (status, out) == (1, "")
+    assert err == (
+        "error[KV406]: no shipped layout is for this config\n"
+        f" --> {config}\n"
+        "  = note: glm_dsa: index_head_dim is missing from the config\n"
+        "  = note: mla: index_topk: sparse attention has indexer keys too, which the layout glm_dsa has\n"
+        "  = help: name a spec; `kvgen specs` lists the shipped ones\n"
+    )
 
 
 def test_command_line_that_cannot_be_read() -> None:
