@@ -451,7 +451,8 @@ def test_unreadable_file(argv: list[str], message: str) -> None:
         ([], "the following arguments are required: COMMAND"),
         (
             ["chek"],
-            "argument COMMAND: invalid choice: 'chek' (choose from 'check', 'build', 'explain', 'budget', 'specs', 'schema')",
+            "argument COMMAND: invalid choice: 'chek' "
+            "(choose from 'check', 'build', 'explain', 'budget', 'specs', 'schema')",
         ),
         (["check"], "the following arguments are required: SPEC"),
         (["check", "a.yaml", "--strict"], "unrecognized arguments: --strict"),
