@@ -16,7 +16,7 @@ test-peers: .venv-peers
 
 check: .venv
 	$(BIN)/kvgen build --check specs/*.yaml
-	$(BIN)/kvgen build --check --engine sglang specs/glm_dsa.yaml
+	$(BIN)/kvgen build --check --engine sglang specs/glm_dsa.yaml specs/mla.yaml
 
 lint: .venv
 	$(BIN)/ruff check kvgen tests bench generated demo.py

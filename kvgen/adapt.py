@@ -46,7 +46,9 @@ class Place:
 class Kind:
     """A pool that an engine knows."""
 
+    name: str  # as the engine calls it
     title: str
+    base: str  # the engine's own class
     template: str
     calls: Mapping[str, Call]
     config: tuple[str, ...]  # fields that arguments of the constructor stand for
@@ -56,55 +58,67 @@ class Kind:
     reads: Mapping[str, tuple[tuple[tuple[Place, ...], ...], int | None]]
 
 
-# SGLang 0.5.23, as its own pool has them (srt/mem_cache/memory_pool.py, index_key_cache.py): rows of nope and rope in
+# SGLang 0.5.23, as its own pools have them (srt/mem_cache/memory_pool.py, index_key_cache.py): rows of nope and rope in
 # bf16; of e4m3 with a scale for each 128 values, and rope in bf16; of e4m3 for both; pages of keys before their scales.
+_BF16 = (Place("bf16", 0, 1152, 512), Place("bf16", 1024, 1152, 64))
+_PACKED = (Place("e4m3", 0, 656, 512), Place("f32", 512, 656, 4), Place("bf16", 528, 656, 64))
+_RAW = (Place("e4m3", 0, 576, 512), Place("e4m3", 512, 576, 64))
+_KEYS = (Place("e4m3", 0, 128, 128), Place("f32", 8192, 4, 1))
+_LATENT = {
+    "set_mla_kv_buffer": Call(verb="store", arguments=("cache_k_nope", "cache_k_rope")),
+    "get_mla_kv_buffer": Call(verb="load", returns=("cache_k_nope", "cache_k_rope")),
+    "get_key_buffer": Call(verb="view", view="rows"),
+    "get_contiguous_buf_infos": Call(verb="describe"),
+}
+_ROWS = ("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim")
+
 ENGINES = {
-    "sglang": Kind(
-        title="the DSA pool of SGLang",
-        template="sglang.py.jinja",
-        calls={
-            "set_mla_kv_buffer": Call(verb="store", arguments=("cache_k_nope", "cache_k_rope")),
-            "get_mla_kv_buffer": Call(verb="load", returns=("cache_k_nope", "cache_k_rope")),
-            "get_key_buffer": Call(verb="view", view="rows"),
-            "set_index_k_scale_buffer": Call(verb="put", arguments=("index_k", "index_k_scale")),
-            "get_index_k_scale_buffer": Call(verb="gather", returns=("index_k", "index_k_scale")),
-            "get_index_k_with_scale_buffer": Call(verb="view", view="pages"),
-            "get_contiguous_buf_infos": Call(verb="describe"),
-            "get_state_buf_infos": Call(verb="describe"),
-        },
-        config=(
-            "num_hidden_layers",
-            "kv_lora_rank",
-            "qk_rope_head_dim",
-            "index_head_dim",
-            "index_kpool",
-            "indexer_types",
+    "sglang": (
+        Kind(
+            name="dsa",
+            title="the DSA pool of SGLang",
+            base="DSATokenToKVPool",
+            template="sglang.py.jinja",
+            calls={
+                **_LATENT,
+                "set_index_k_scale_buffer": Call(verb="put", arguments=("index_k", "index_k_scale")),
+                "get_index_k_scale_buffer": Call(verb="gather", returns=("index_k", "index_k_scale")),
+                "get_index_k_with_scale_buffer": Call(verb="view", view="pages"),
+                "get_state_buf_infos": Call(verb="describe"),
+            },
+            config=(*_ROWS, "index_head_dim", "index_kpool", "indexer_types"),
+            choice="kv_format",
+            reads={
+                "set_mla_kv_buffer": ((_BF16, _PACKED, _RAW), None),
+                "set_index_k_scale_buffer": ((_KEYS,), 64),
+            },
         ),
-        choice="kv_format",
-        reads={
-            "set_mla_kv_buffer": (
-                (
-                    (Place("bf16", 0, 1152, 512), Place("bf16", 1024, 1152, 64)),
-                    (Place("e4m3", 0, 656, 512), Place("f32", 512, 656, 4), Place("bf16", 528, 656, 64)),
-                    (Place("e4m3", 0, 576, 512), Place("e4m3", 512, 576, 64)),
-                ),
-                None,
-            ),
-            "set_index_k_scale_buffer": (((Place("e4m3", 0, 128, 128), Place("f32", 8192, 4, 1)),), 64),
-        },
-    )
+        Kind(
+            name="mla",
+            title="the MLA pool of SGLang",
+            base="MLATokenToKVPool",
+            template="sglang.py.jinja",
+            calls=_LATENT,
+            config=_ROWS,
+            choice="kv_format",
+            reads={"set_mla_kv_buffer": ((_BF16, _PACKED, _RAW), None)},
+        ),
+    ),
 }
 
 
 def adapt(layout: Layout, engine: str) -> str:
     """The text of the adapter of a layout that `why_not` finds nothing wrong with."""
-    kind = ENGINES[engine]
+    kind = next(kind for kind in ENGINES[engine] if not _wrong(layout, kind, engine))
     operations = {item.name: item for item in layout.operations}
     by_verb = {item.verb: item.name for item in layout.operations}
-    choice = next(item for item in layout.parameters if item.name.text == kind.choice)
-    formats = tuple_of([Raw(quoted(str(named))) for _, named in choice.values or ()])
+    choices = {item.name.text: item for item in layout.parameters if item.section == "choices"}
+    formats = tuple_of([Raw(quoted(str(named))) for _, named in choices[kind.choice].values or ()])
     file = header_file(layout.file)
+    pages = "get_index_k_with_scale_buffer"
     view = AdapterView(
+        kind=kind.name,
+        base=kind.base,
         name=layout.name,
         class_name=class_name(layout.name),
         file=file,
@@ -112,7 +126,9 @@ def adapt(layout: Layout, engine: str) -> str:
         formats=flat(formats),
         latent_buffer=operations["set_mla_kv_buffer"].buffers[0],
         latent_field=_given(operations["set_mla_kv_buffer"])["cache_k_nope"],
-        index_buffer=operations["get_index_k_with_scale_buffer"].buffers[0],
+        index_buffer=operations[pages].buffers[0] if pages in kind.calls else "",
+        has_index=pages in kind.calls,
+        has_page_size="page_size" in choices,
         move=by_verb["move"],
         save=by_verb["save"],
         restore=by_verb["restore"],
@@ -120,10 +136,14 @@ def adapt(layout: Layout, engine: str) -> str:
     return template(kind.template).render(a=view)
 
 
-def why_not(layout: Layout, engine: str) -> tuple[str, ...]:
-    """What keeps a layout from being the engine's pool, a line for each."""
-    kind = ENGINES[engine]
-    found = [*_operations(layout, kind), *_parameters(layout, kind)]
+def why_not(layout: Layout, engine: str) -> tuple[str, tuple[str, ...]]:
+    """The engine's pool that a layout is, or is nearest to, and what keeps it from being that, a line for each."""
+    judged = [(kind.title, _wrong(layout, kind, engine)) for kind in ENGINES[engine]]
+    return min(judged, key=lambda own: len(own[1]))
+
+
+def _wrong(layout: Layout, kind: Kind, engine: str) -> tuple[str, ...]:
+    found = [*_operations(layout, kind), *_parameters(layout, kind), *_buffers(layout, kind)]
     if layout.name == engine:
         found.append(f"its name is that of the folder of adapters, `{engine}`")
     return tuple(found or _bytes(layout, kind))
@@ -150,6 +170,14 @@ def _operations(layout: Layout, kind: Kind) -> Iterator[str]:
             wanted = tuple(given[argument] for argument in call.returns if argument in given)
             if wanted and item.fields != wanted:
                 yield f"`{name}` does not return {' and '.join(wanted)}"
+
+
+def _buffers(layout: Layout, kind: Kind) -> Iterator[str]:
+    """Buffers of the device that no call of the engine fills."""
+    used = {name for item in layout.operations if item.name in kind.reads for name in item.buffers}
+    for buffer in layout.buffers:
+        if used and buffer.memory == "device" and buffer.name not in used:
+            yield f"it has a buffer more, `{buffer.name}`"
 
 
 def _parameters(layout: Layout, kind: Kind) -> Iterator[str]:

@@ -245,13 +245,13 @@ def _build(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
 
 def _adapters(engine: str, compiled: Sequence[Compiled]) -> dict[str, str]:
     """The engine's pools for layouts, by their names. Failure where one of them is none."""
-    from kvgen.adapt import ENGINES, adapt, why_not
+    from kvgen.adapt import adapt, why_not
 
     problems, texts = [], {}
     for item in compiled:
-        missing = why_not(item.layout, engine)
+        pool, missing = why_not(item.layout, engine)
         if missing:
-            message = f"`{item.layout.name}` is not {ENGINES[engine].title}: {missing[0]}"
+            message = f"`{item.layout.name}` is not {pool}: {missing[0]}"
             label, help = Label(item.spec.name.span), f"build it without --engine {engine}"
             problems.append(Problem("KV405", message, label, notes=missing[1:], help=help, path="layout"))
             texts |= item.texts

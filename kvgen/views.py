@@ -285,6 +285,8 @@ class ModuleView:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterView:
+    kind: str
+    base: str
     name: str
     class_name: str
     file: str
@@ -293,6 +295,8 @@ class AdapterView:
     latent_buffer: str
     latent_field: str
     index_buffer: str
+    has_index: bool
+    has_page_size: bool
     move: str
     save: str
     restore: str

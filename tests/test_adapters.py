@@ -97,11 +97,12 @@ def test_what_is_missing_as_json(tmp_path: Path) -> None:
     )
 
 
-def test_the_adapter_states_no_numbers() -> None:
+@pytest.mark.parametrize("name", ["glm_dsa", "mla"])
+def test_the_adapter_states_no_numbers(name: str) -> None:
     """Bytes and offsets are the layout's: the only numbers are those of first and last things."""
-    tree = ast.parse(ADAPTER.read_text())
+    tree = ast.parse((ADAPTER.parent / f"{name}.py").read_text())
     numbers = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is int}
-    assert numbers == {0, 1}
+    assert numbers <= {0, 1}
 
 
 def test_without_sglang_the_import_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,6 +209,12 @@ EDITS = {  # of the shipped specs, and what SGLang would have against them
         "no kernel reads the bytes of `index_fp8`: key e4m3[128] at 0, 128 bytes a slot; "
         "key_scale where load time decides",
     ),
+    "a buffer more": (
+        "glm_dsa",
+        "  kv_host:",
+        "  more: {format: index_fp8, space: logical, layers: body}\n  kv_host:",
+        "it has a buffer more, `more`",
+    ),
     "the name of the folder": (
         "glm_dsa",
         "layout: glm_dsa",
@@ -234,3 +241,18 @@ def test_what_sglang_would_have_against_a_layout(tmp_path: Path, edit: str) -> N
     else:
         name = "sglang" if "folder" in edit else "glm_dsa"
         assert [problem["message"] for problem in errors] == [f"`{name}` is not the DSA pool of SGLang: {wrong}"]
+
+
+def test_mla_without_pages_of_load_time(tmp_path: Path) -> None:
+    """A layout whose pages have a fixed size holds that against the size that SGLang asks for."""
+    (tmp_path / "mla_rows.yaml").write_bytes((ROOT / "specs" / "mla_rows.yaml").read_bytes())
+    text = (ROOT / "specs" / "mla.yaml").read_text().split("\nexpect:")[0] + "\n"
+    text = text.replace("  page_size: {type: int, min: 1, default: 64}\n", "").replace("page: page_size", "page: 64")
+    (tmp_path / "mla.yaml").write_text(text)
+    assert kvgen("build", tmp_path / "mla.yaml", "--engine", "sglang", "-o", tmp_path)[0] == 0
+    adapter = (tmp_path / "sglang" / "mla.py").read_text()
+    assert 'raise ValueError(f"{NAME}: a page of this layout has {own} slots, not {page_size}")' in adapter
+    assert "page_size=page_size" not in adapter and "index_k" not in adapter
+    line = [sys.executable, "-m", "ruff", "format", "--diff", "--config", str(ROOT / "pyproject.toml"), "--no-cache"]
+    done = subprocess.run([*line, str(tmp_path / "sglang" / "mla.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

@@ -317,7 +317,7 @@ def test_layout_that_is_no_pool_of_the_engine(tmp_path: Path) -> None:
     status, out, err = run("build", str(file), "--engine", "sglang", "-o", str(tmp_path / "out"))
     assert (status, out) == (1, "")
     assert err == (
-        "error[KV405]: `small` is not the DSA pool of SGLang: it has no operation `set_mla_kv_buffer` that is a store\n"
+        "error[KV405]: `small` is not the MLA pool of SGLang: it has no operation `set_mla_kv_buffer` that is a store\n"
         f" --> {file}:2:9\n"
         "  |\n"
         "2 | layout: small\n"
@@ -325,16 +325,9 @@ def test_layout_that_is_no_pool_of_the_engine(tmp_path: Path) -> None:
         "  |\n"
         "  = note: it has no operation `get_mla_kv_buffer` that is a load\n"
         "  = note: it has no operation `get_key_buffer` that is a view\n"
-        "  = note: it has no operation `set_index_k_scale_buffer` that is a put\n"
-        "  = note: it has no operation `get_index_k_scale_buffer` that is a gather\n"
-        "  = note: it has no operation `get_index_k_with_scale_buffer` that is a view\n"
         "  = note: it has no operation `get_contiguous_buf_infos` that is a describe\n"
-        "  = note: it has no operation `get_state_buf_infos` that is a describe\n"
         "  = note: it has no field of the config from `kv_lora_rank`\n"
         "  = note: it has no field of the config from `qk_rope_head_dim`\n"
-        "  = note: it has no field of the config from `index_head_dim`\n"
-        "  = note: it has no field of the config from `index_kpool`\n"
-        "  = note: it has no field of the config from `indexer_types`\n"
         "  = note: it has no choice `kv_format` of several formats\n"
         "  = help: build it without --engine sglang\n"
     )

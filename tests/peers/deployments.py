@@ -7,8 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from sglang.srt.configs.model_config import is_deepseek_dsa
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator, _PoolSizes, calculate_mla_kv_cache_dim
-from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import SpecAuxHiddenStateConfig
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from sglang.srt.runtime_context import get_context, get_parallel
@@ -36,6 +37,11 @@ def glm_5_2(layers: int = 78, **fields: object) -> SimpleNamespace:
     return config
 
 
+def deepseek_v3(layers: int = 61) -> SimpleNamespace:
+    """A model without an indexer."""
+    return glm_5_2(layers, architectures=["DeepseekV3ForCausalLM"], index_topk=None, index_head_dim=None)
+
+
 SHARING = {"index_topk_freq": 4, "index_skip_topk_offset": 3}
 
 
@@ -51,6 +57,7 @@ class Deployment:
     draft_layers: int = 0
     is_draft: bool = False
     algorithm: str | None = None
+    page: int = PAGE
     arguments: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -67,7 +74,7 @@ class Deployment:
             "disable_radix_cache": True,
             "enable_hierarchical_cache": False,
             "disaggregation_mode": "null",
-            "page_size": PAGE,
+            "page_size": self.page,
             "dsa_prefill_backend": backend,
             "dsa_decode_backend": backend,
             **dict(self.arguments),
@@ -111,7 +118,7 @@ class Deployment:
             kv_cache_dtype=DTYPES[self.kv_format],
             kv_cache_dtype_str="auto",
             model_dtype=torch.bfloat16,
-            page_size=PAGE,
+            page_size=self.page,
             sliding_window_size=None,
             spec_algorithm=SpeculativeAlgorithm.from_string(algorithm),
             is_draft_worker=self.is_draft,
@@ -145,7 +152,7 @@ def build(configurator: KVCacheConfigurator, tokens: int, code: type = KVCacheCo
     return code._build_token_to_kv_pool(
         configurator,
         sizes=sizes,
-        is_dsa_model=True,
+        is_dsa_model=is_deepseek_dsa(configurator.model_config.hf_config),
         is_dsv4_model=False,
         req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(9, 1)),
     )
@@ -156,6 +163,11 @@ def build_own(configurator: KVCacheConfigurator, tokens: int) -> DSATokenToKVPoo
     return configurator._build_dsa_kv_pool(
         max_total_num_tokens=tokens, max_running_requests=9, dsa_pool_class=DSATokenToKVPool
     )
+
+
+def build_own_mla(configurator: KVCacheConfigurator, tokens: int) -> MLATokenToKVPool:
+    """SGLang's own pool of a model without an indexer."""
+    return configurator._build_mla_kv_pool(max_total_num_tokens=tokens, mla_pool_class=MLATokenToKVPool)
 
 
 def own_cell_size(configurator: KVCacheConfigurator) -> int:

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from deployments import DTYPES, PAGE, SHARING, Deployment, build, build_own, glm_5_2, own_cell_size
+from deployments import (
+    DTYPES,
+    PAGE,
+    SHARING,
+    Deployment,
+    build,
+    build_own,
+    build_own_mla,
+    deepseek_v3,
+    glm_5_2,
+    own_cell_size,
+)
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from test_sglang_bytes import DIFFERENCES
 
@@ -25,7 +36,7 @@ def test_report(request: pytest.FixtureRequest) -> None:
 def report() -> str:
     python = ".".join(map(str, sys.version_info[:2]))
     versions = f"SGLang {version('sglang')}, torch {torch.__version__}, triton {version('triton')}, Python {python}"
-    return f"""# SGLang's DSA pool and the generated one
+    return f"""# SGLang's pools and the generated ones
 
 What `make test-peers` finds, on a CPU, with {versions}.
 The run compares SGLang's own, unedited code with the generated pool behind its hook; this page is checked by it.
@@ -38,6 +49,14 @@ built by SGLang's configurator. SGLang's price leaves out the reserved page.
 | row | indexers | bytes per token | SGLang's pool beyond its price | the generated pool beyond its | tokens in 80 GiB |
 |---|---|---|---|---|---|
 {rows()}
+
+## DeepSeek-V3, 61 layers, with the pool of `mla`
+
+| row | bytes per token | SGLang's pool beyond its price | the generated pool beyond its | tokens in 80 GiB |
+|---|---|---|---|---|
+{mla_rows()}
+
+Pages are of 64 tokens. Of the differences below, a negative NaN, slots outside and copies are those of these rows.
 
 ## The same bytes
 
@@ -67,6 +86,22 @@ def rows() -> str:
                 exact = pool.get_kv_size_bytes() - 128 * pricing._cell_size - pricing._fixed_overhead_bytes
                 tokens = pricing.calculate_pool_sizes(MEMORY, PAGE).max_total_num_tokens
                 cells = (kv_format, model, f"{pricing._cell_size:,}", f"{beyond:,}", f"{exact:,}", f"{tokens:,}")
+                found.append(f"| {' | '.join(cells)} |")
+    return "\n".join(found)
+
+
+def mla_rows() -> str:
+    found = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KVGEN_SGLANG_POOL", "generated.sglang.mla")
+        for kv_format in ("bf16", "fp8_raw"):
+            with Deployment(kv_format, deepseek_v3(), 0, 61).serving() as configurator:
+                own, pool = build_own_mla(configurator, 128), build(configurator, 128)
+                pricing = DefaultPoolConfigurator(configurator)
+                beyond = own.get_kv_size_bytes() - 128 * own_cell_size(configurator)
+                exact = pool.get_kv_size_bytes() - 128 * pricing._cell_size - pricing._fixed_overhead_bytes
+                tokens = pricing.calculate_pool_sizes(MEMORY, PAGE).max_total_num_tokens
+                cells = (kv_format, f"{pricing._cell_size:,}", f"{beyond:,}", f"{exact:,}", f"{tokens:,}")
                 found.append(f"| {' | '.join(cells)} |")
     return "\n".join(found)
 

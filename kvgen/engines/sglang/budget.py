@@ -13,7 +13,7 @@ TARGET = "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator.__
 
 
 def correct(_: None, configurator: Any, kvc: Any) -> None:
-    """Put the layout's figures into a `DefaultPoolConfigurator` that has just priced a DSA model.
+    """Put the layout's figures into a `DefaultPoolConfigurator` that has just priced a model of the adapter's kind.
 
     What SGLang adds for the pool of a draft stays, with the reserved page that this pool has too.
 
@@ -36,14 +36,17 @@ def is_for(kvc: Any) -> bool:
     """Whether SGLang is about to build a pool of the adapter's kind for the target model."""
     from sglang.srt.configs.model_config import is_deepseek_dsa
 
-    is_dsa = kvc.use_mla_backend and is_deepseek_dsa(kvc.model_config.hf_config)
-    return adapter().KIND == "dsa" and is_dsa and not kvc.is_draft_worker
+    kind = "dsa" if is_deepseek_dsa(kvc.model_config.hf_config) else "mla"
+    return kvc.use_mla_backend and kind == adapter().KIND and not kvc.is_draft_worker
 
 
 def layout_of(kvc: Any) -> Any:
     """The layout of the pool that the configurator would build: of the very arguments that it would give it."""
+    module = adapter()
+    if module.KIND == "mla":
+        return kvc._build_mla_kv_pool(max_total_num_tokens=0, mla_pool_class=module.layout_of_arguments)
     return kvc._build_dsa_kv_pool(
-        max_total_num_tokens=0, max_running_requests=1, dsa_pool_class=adapter().layout_of_arguments
+        max_total_num_tokens=0, max_running_requests=1, dsa_pool_class=module.layout_of_arguments
     )
 
 
