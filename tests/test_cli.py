@@ -18,7 +18,7 @@ from kvgen.cli import Failure, main, size_in_bytes
 
 GLM_DSA = str(ROOT / "specs" / "glm_dsa.yaml")
 GLM_52 = str(CONFIGS / "glm-5.2.json")
-GQA = str(LANGUAGE / "gqa.yaml")
+GQA = str(LANGUAGE / "gqa_orders.yaml")
 
 SMALL = """\
 kvgen: 1
@@ -885,7 +885,7 @@ def test_memory_that_does_not_hold_the_reserved_pages() -> None:
 def test_explain_with_a_config_is_in_numbers() -> None:
     """Keys of 8 heads x 128 values x 2 bytes for 16 slots; x5d cuts the values into vectors of 8 (16 bytes)."""
     Path("own.json").write_text('{"num_hidden_layers": 2, "num_key_value_heads": 8, "head_dim": 128}')
-    words = ("explain", str(LANGUAGE / "gqa.yaml"), "--config", "own.json", "--set", "kv_order=x5d")
+    words = ("explain", str(LANGUAGE / "gqa_orders.yaml"), "--config", "own.json", "--set", "kv_order=x5d")
     (page,) = kvgen(*words, "--format", "json").document["pages"]
     assert page["slots"] == 16 and page["page_bytes"] == 2 * 16 * 8 * 128 * 2
     assert page["fields"][0]["shape"] == [[16], [8], [8, 16]]

@@ -59,7 +59,7 @@ def test_families() -> None:
     """The layouts and fragments that the language was worked out against, but for what is not supported yet."""
     found = {path.stem for path in FILES}
     assert found >= {"mla_rows", "index_rows", "kv_rows", "dsv4_rows"}
-    assert found >= {"gqa", "gpt_oss", "minimax_m3", "dsv4", "qwen3_next", "kimi_linear", "corners"}
+    assert found >= {"gqa_orders", "gpt_oss", "minimax_m3", "dsv4", "qwen3_next", "kimi_linear", "corners"}
     assert found >= {"gemma3n", "dsv41"}  # without the readers of their shared layers
     assert sum(len(expectations_of(path)) for path in FILES) >= 60
 
@@ -132,8 +132,8 @@ def test_every_expected_error_can_fail(path: Path) -> None:
 
 def test_a_wrong_number_tells_the_fields_that_make_the_difference() -> None:
     """GQA of 8 heads of 128 bf16 values: 4,096 bytes a layer. Half of it is the keys."""
-    text = with_expectations(LANGUAGE / "gqa.yaml", [{"given": GQA, "bytes_per_token": 2048}])
-    (problem,) = errors(compiled(text, "gqa.yaml"))
+    text = with_expectations(LANGUAGE / "gqa_orders.yaml", [{"given": GQA, "bytes_per_token": 2048}])
+    (problem,) = errors(compiled(text, "gqa_orders.yaml"))
     assert problem.message == "`bytes_per_token` is 4096, expected 2048"
     assert problem.notes == (
         "`kv`: 4096 = 1 layer x 4096 bytes a slot (k 2048 + v 2048)",

@@ -435,7 +435,7 @@ def page_size(config: Config, choices: Choices) -> int:
 
 FAMILIES = [
     Family("corners", draw_corners, price_corners, lambda config, choices: 64),
-    Family("gqa", draw_gqa, price_gqa, page_size),
+    Family("gqa_orders", draw_gqa, price_gqa, page_size),
     Family("gpt_oss", draw_gpt_oss, price_gpt_oss, page_size),
     Family("kimi_linear", draw_kimi_linear, price_kimi_linear, page_size),
     Family("minimax_m3", draw_minimax_m3, price_minimax_m3, page_size),
@@ -551,7 +551,7 @@ GQA = {"num_hidden_layers": 2, "num_key_value_heads": 8, "head_dim": 128, "v_hea
 
 
 def test_planes_of_a_split_buffer_are_tensors_of_their_own() -> None:
-    module = language_module("gqa")
+    module = language_module("gqa_orders")
     asked: list[tuple[str, int, int]] = []
 
     def allocate(name: str, layer: int, nbytes: int) -> torch.Tensor:
@@ -578,7 +578,7 @@ def test_planes_of_a_split_buffer_are_tensors_of_their_own() -> None:
 
 
 def test_scales_of_a_split_buffer_are_planes_too() -> None:
-    module = language_module("gqa")
+    module = language_module("gqa_orders")
     pool = module.Pool(module.Layout.from_config(GQA, kv_format="nvfp4"), 16)
     widths = {"k": 128 // 2, "k_scale": 128 // 16, "v": 64 // 2, "v_scale": 64 // 16}
     for plane, width in widths.items():
@@ -588,7 +588,7 @@ def test_scales_of_a_split_buffer_are_planes_too() -> None:
 
 
 def test_a_buffer_that_is_not_split_is_one_tensor() -> None:
-    module = language_module("gqa")
+    module = language_module("gqa_orders")
     pool = module.Pool(module.Layout.from_config(GQA, split_kv=False), 48, "meta")
     assert pool.buffer("kv", 0).shape == (4, 49152)
     with pytest.raises(LookupError, match="`kv` is one tensor"):
@@ -596,7 +596,7 @@ def test_a_buffer_that_is_not_split_is_one_tensor() -> None:
 
 
 def test_split_pages_have_another_fingerprint() -> None:
-    module = language_module("gqa")
+    module = language_module("gqa_orders")
     layouts = [module.Layout.from_config(GQA, split_kv=split) for split in (True, False)]
     assert len({layout.page_fingerprint("kv") for layout in layouts}) == 2
     assert module.bytes_for(layouts[0], 48) == module.bytes_for(layouts[1], 48)
@@ -933,14 +933,14 @@ def test_the_granule_is_the_least_that_fills_whole_pages(third: int, granule: in
 
 @pytest.mark.parametrize(("ranks", "heads"), [(1, 8), (2, 4), (8, 1), (16, 1), (32, 1)])
 def test_heads_are_divided_or_repeated(ranks: int, heads: int) -> None:
-    module = language_module("gqa")
+    module = language_module("gqa_orders")
     layout = module.Layout.from_config(GQA, tp_size=ranks)
     assert module.cell_size(layout) == 2 * heads * (128 + 64) * 2
 
 
 @pytest.mark.parametrize(("heads", "ranks"), [(8, 3), (8, 12), (10, 4)])
 def test_heads_that_do_not_divide_are_refused(heads: int, ranks: int) -> None:
-    module = language_module("gqa")
+    module = language_module("gqa_orders")
     with pytest.raises(ValueError, match=f"{heads} heads.*{ranks} ranks"):
         module.Layout.from_config(GQA | {"num_key_value_heads": heads}, tp_size=ranks)
 
@@ -972,7 +972,7 @@ QWEN3_4B = {"num_hidden_layers": 36, "num_key_value_heads": 8, "hidden_size": 25
     ],
 )
 def test_the_first_source_that_is_there_wins(fields: Config, expected: int) -> None:
-    module = language_module("gqa")
+    module = language_module("gqa_orders")
     assert module.cell_size(module.Layout.from_config(QWEN3_4B | fields)) == expected
 
 
@@ -989,13 +989,13 @@ def test_the_first_source_that_is_there_wins(fields: Config, expected: int) -> N
 )
 def test_sources_that_do_not_come_out_are_refused(fields: Config, words: list[str]) -> None:
     with pytest.raises(ValueError) as error:
-        language_module("gqa").Layout.from_config(QWEN3_4B | fields)
+        language_module("gqa_orders").Layout.from_config(QWEN3_4B | fields)
     for word in words:
         assert word in str(error.value)
 
 
 def test_fields_used_are_those_that_decided() -> None:
-    layout = language_module("gqa").Layout.from_config(QWEN3_4B | {"v_head_dim": 64})
+    layout = language_module("gqa_orders").Layout.from_config(QWEN3_4B | {"v_head_dim": 64})
     assert layout.config_used == {
         "num_hidden_layers": 36,
         "num_key_value_heads": 8,

@@ -496,7 +496,7 @@ CASES = {
     **OWN_CASES,
     **{
         f"gqa {kv_format} {order}{' split' * split}": Case(
-            "gqa",
+            "gqa_orders",
             GQA,
             {"kv_format": kv_format, "kv_order": order, "page_size": page, "split_kv": split},
             tokens=max(96, page),

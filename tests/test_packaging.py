@@ -156,7 +156,12 @@ def test_wheel_and_editable_install_know_the_shipped_layouts(
 ) -> None:
     printed = from_wheel.kvgen("specs", cwd=tmp_path)
     assert printed == editable.kvgen("specs", cwd=tmp_path)
-    assert [line for line in printed.splitlines() if not line.startswith(" ")] == ["glm_dsa", "mla"]
+    assert [line for line in printed.splitlines() if not line.startswith(" ")] == [
+        "glm_dsa",
+        "gqa",
+        "hybrid_swa",
+        "mla",
+    ]
     config = ROOT / "tests" / "data" / "configs" / "kimi-k2.5.json"
     assert "70,272" in from_wheel.kvgen("budget", "--config", config, "--tokens", "64", cwd=tmp_path)
 

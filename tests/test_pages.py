@@ -203,7 +203,7 @@ def test_pages_of_load_time_numbers(path: Path) -> None:
 
 
 def test_load_time_numbers_that_do_not_fit_are_refused() -> None:
-    module = compiled_file(LANGUAGE / "gqa.yaml").namespace
+    module = compiled_file(LANGUAGE / "gqa_orders.yaml").namespace
     assert module is not None
     for function, values, message in (
         (module.bf16_x5d_page, (8, 12, 8, 1), "bf16_x5d: head_dim must be a multiple of 8, not 12"),
@@ -221,7 +221,7 @@ def test_load_time_numbers_that_do_not_fit_are_refused() -> None:
 # The formats of the fragments, in layouts of their own
 
 NEEDED = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128, "head_dim": 128, "v_head_dim": 128}
-NEEDED |= {"heads": 8, "rope_dim": 64}
+NEEDED |= {"heads": 8, "rope_dim": 64, "page_size": 128}
 
 
 def fragment_pages(path: Path, slots: int, formats: list[str], **values: int) -> dict[str, Any]:

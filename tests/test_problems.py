@@ -336,13 +336,18 @@ def test_layout_that_is_no_pool_of_the_engine(tmp_path: Path) -> None:
 
 def test_config_that_no_shipped_layout_is_for(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text('{"num_hidden_layers": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_topk": 2048}')
+    heads = '"num_attention_heads": 4, "hidden_size": 512'
+    config.write_text(
+        f'{{"num_hidden_layers": 4, {heads}, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_topk": 2048}}'
+    )
     status, out, err = run("budget", "--config", str(config), "--tokens", "0")
     assert (status, out) == (1, "")
     assert err == (
         "error[KV406]: no shipped layout is for this config\n"
         f" --> {config}\n"
         "  = note: glm_dsa: index_head_dim is missing from the config\n"
+        "  = note: gqa: kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
+        "  = note: hybrid_swa: sliding_window or attention_chunk_size is missing from the config\n"
         "  = note: mla: index_topk: sparse attention has indexer keys too, which the layout glm_dsa has\n"
         "  = help: name a spec; `kvgen specs` lists the shipped ones\n"
     )

@@ -60,6 +60,12 @@ def test_specs_as_text() -> None:
     assert out == (
         "glm_dsa: yes\n"
         "  DeepSeek sparse attention (DeepSeek-V3.2, GLM-5.x), an MLA latent and indexer keys\n"
+        "gqa: no\n"
+        "  Keys and values per head in every layer (MHA, GQA, MQA), heads divided or replicated over ranks\n"
+        "  - kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
+        "hybrid_swa: no\n"
+        "  Keys and values per head, layers with a window apart (gpt-oss, Gemma 3 and 4, MiMo-V2, Llama 4)\n"
+        "  - sliding_window or attention_chunk_size is missing from the config\n"
         "mla: no\n"
         "  Multi-head latent attention (DeepSeek-V3, Kimi-K2), one latent row per token in every layer\n"
         "  - index_topk: sparse attention has indexer keys too, which the layout glm_dsa has\n"
