@@ -805,7 +805,10 @@ def _rounded(x, dtype: tl.constexpr):
 
 @triton.jit
 def _quantised_latent(x, NATIVE: tl.constexpr):
-    """e4m3 codes and the scale of each block. `x` is fp32 [tokens, blocks, values]."""
+    """e4m3 codes and the f32 scale of each block.
+
+    `x` is fp32 [tokens, blocks, values].
+    """
     largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
     scale = tl.maximum(tl.div_rn(largest, 448.0), 2.0**-126)
     scale = tl.where(largest > 0, scale, 0.0)
@@ -817,7 +820,10 @@ def _quantised_latent(x, NATIVE: tl.constexpr):
 
 @triton.jit
 def _quantised_key(x, NATIVE: tl.constexpr):
-    """e4m3 codes and the scale of each block. `x` is fp32 [tokens, blocks, values]."""
+    """e4m3 codes and the f32 scale of each block.
+
+    `x` is fp32 [tokens, blocks, values].
+    """
     largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
     scale = tl.div_rn(tl.maximum(largest, 0.0001), 448.0)
     scaled = x * tl.div_rn(1.0, scale)[:, :, None]
@@ -884,17 +890,14 @@ def _store_mla_fp8_scaled_kernel(
     row_ptr = memory_ptr + slot * 656
 
     # latent: e4m3[512], with latent_scale for each 128
-    block = tl.arange(0, 4)[None, :, None]
+    row = tl.arange(0, 4)[None, :]
+    block = row[:, :, None]
     value = tl.arange(0, 128)[None, None, :]
     element = block * 128 + value
     latent = tl.load(latent_ptr + token[:, None, None] * latent_stride + element, mask=kept[:, None, None], other=0)
     latent, latent_scale = _quantised_latent(_bf16_value(latent), NATIVE)
     tl.store(row_ptr[:, None, None] + element, latent, mask=kept[:, None, None])
-    tl.store(
-        (row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 4)[None, :],
-        latent_scale,
-        mask=kept[:, None],
-    )
+    tl.store((row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + row, latent_scale, mask=kept[:, None])
 
     # rope: bf16[64]
     column = tl.arange(0, 64)[None, :]
@@ -1000,17 +1003,14 @@ def _store_index_fp8_kernel(
     key_scale_row_ptr = memory_ptr + slot // 64 * 8448 + slot % 64 * 4
 
     # key: e4m3[128], with key_scale for each 128
-    block = tl.arange(0, 1)[None, :, None]
+    row = tl.arange(0, 1)[None, :]
+    block = row[:, :, None]
     value = tl.arange(0, 128)[None, None, :]
     element = block * 128 + value
     key = tl.load(key_ptr + token[:, None, None] * key_stride + element, mask=kept[:, None, None], other=0)
     key, key_scale = _quantised_key(_bf16_value(key), NATIVE)
     tl.store(key_row_ptr[:, None, None] + element, key, mask=kept[:, None, None])
-    tl.store(
-        (key_scale_row_ptr + 8192).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 1)[None, :],
-        key_scale,
-        mask=kept[:, None],
-    )
+    tl.store((key_scale_row_ptr + 8192).to(tl.pointer_type(tl.float32))[:, None] + row, key_scale, mask=kept[:, None])
 
 
 @triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
@@ -1051,12 +1051,13 @@ def _load_mla_fp8_scaled_kernel(
     row_ptr = memory_ptr + slot * 656
 
     # latent: e4m3[512], with latent_scale for each 128
-    block = tl.arange(0, 4)[None, :, None]
+    row = tl.arange(0, 4)[None, :]
+    block = row[:, :, None]
     value = tl.arange(0, 128)[None, None, :]
     element = block * 128 + value
     latent = _e4m3_value(tl.load(row_ptr[:, None, None] + element, mask=kept[:, None, None], other=0))
     latent_scale = tl.load(
-        (row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 4)[None, :],
+        (row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + row,
         mask=kept[:, None],
         other=0.0,
     )
@@ -1386,7 +1387,10 @@ def _largest(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 codes and the scale of each block. `blocks` are bf16, as int16 [tokens, blocks, values]."""
+    """e4m3 codes and the f32 scale of each block.
+
+    `blocks` are bf16, as int16 [tokens, blocks, values].
+    """
     largest = _largest(blocks)
     has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
@@ -1397,12 +1401,15 @@ def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     divisors = torch.where(scales > 0, scales, 1)
     codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
     if not scales.all():  # a block of zeros, of either sign, and NaN
-        codes.masked_fill_((scales == 0) & (codes != 0x7F), 0)
+        codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
     return codes.flatten(1), scales.flatten(1)
 
 
 def _quantise_key(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 codes and the scale of each block. `blocks` are bf16, as int16 [tokens, blocks, values]."""
+    """e4m3 codes and the f32 scale of each block.
+
+    `blocks` are bf16, as int16 [tokens, blocks, values].
+    """
     largest = _largest(blocks)
     has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
@@ -1929,7 +1936,7 @@ class GlmDsaPool:
             slots = slots.long()
             return twin(entry, slots, (slots >= 0) & (slots < num_slots), dtypes)
         shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(entry.memory.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
+        outputs = tuple(self._none.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
         if len(slots):
             grid = (-(-len(slots) // self._tokens),)
             self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs)
@@ -1949,7 +1956,7 @@ class GlmDsaPool:
     ) -> tuple[torch.Tensor, ...]:
         """Read fields of sequences of a layer, [tokens, values] of each."""
         shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(entry.memory.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
+        outputs = tuple(self._none.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
         num_pages = self._num_pages(entry.space)
         longest = min(longest, table.shape[1] * entry.space.page_size)
         blocks = -(-longest // self._tokens)
@@ -2505,8 +2512,8 @@ def _load_mla_fp8_scaled(
     """Read values from slots of `mla_fp8_scaled`; zeros for a slot outside."""
     codes = _e4m3_values(_read(entry, "latent", slots, kept, torch.uint8), torch.float32)
     scales = _read(entry, "latent_scale", slots, kept, torch.float32)
-    values = codes.unflatten(1, (4, 128)) * scales[:, :, None]
-    latent = _rounded_values(values.flatten(1), dtypes[0])
+    codes = codes.unflatten(1, (4, 128))
+    latent = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
     rope = _read(entry, "rope", slots, kept, torch.bfloat16)
     if dtypes[1] != torch.bfloat16:
         rope = _rounded_values(rope.float(), dtypes[1])
@@ -2558,7 +2565,7 @@ def _rows(entry: _Entry, names: tuple[str, ...], dtype: torch.dtype | None) -> t
     fields = [page.field(name) for name in names] or page.fields
     first = min(field.offset for field in fields)
     nbytes = max(field.offset + field.count * ITEM_BYTES[field.dtype] for field in fields) - first
-    rows = entry.memory.view(len(entry.memory) * page.slots, -1)[:, first : first + nbytes]
+    rows = entry.memory.view(-1, page.page_bytes // page.slots)[:, first : first + nbytes]
     if dtype is None:
         return rows
     own = {_TORCH_DTYPES.get(field.dtype) for field in fields}

@@ -121,7 +121,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import groupby
+from functools import cache
+from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "83d6cb0c0d2f9896"
@@ -143,6 +144,11 @@ class Field:
     stride: tuple
     rounding: str = ""  # how a store makes the codes; "" where values are kept as they come
 
+    @property
+    def count(self) -> int:
+        """Values of one slot; of e2m1, which has two in a byte, the bytes."""
+        return math.prod(_flat(self.shape[1:])) // (2 if self.dtype == "e2m1" else 1)
+
 
 @dataclass(frozen=True)
 class Record:
@@ -158,6 +164,11 @@ class Record:
     slot_walk: tuple[tuple[int, int, int], ...]  # low, extent, stride
     byte_walk: tuple[tuple[int, int, int], ...]
     plane: str
+
+
+def _flat(shape: tuple) -> list[int]:
+    """Extents or strides with those of an axis in pieces one by one, the outermost first."""
+    return [number for axis in shape for number in (reversed(axis) if isinstance(axis, tuple) else (axis,))]
 
 
 @dataclass(frozen=True)
@@ -178,6 +189,7 @@ class Page:
     page_bytes: int  # padding included
     fields: tuple[Field, ...]
     records: tuple[Record, ...]
+    numbers: tuple[tuple[str, int], ...] = ()  # of load time, which its kernels are compiled for
     planes: tuple[Plane, ...] = ()
     split: bool = False  # whether each plane is a tensor of its own, without what lies between planes
 
@@ -196,12 +208,23 @@ class Page:
         fields = [(own.name, own.dtype, own.offset, own.shape, own.stride, own.rounding) for own in self.fields]
         return _digest(self.slots, self.page_bytes, fields, *(self.planes if self.split else ()))
 
+    def field(self, name: str) -> Field:
+        """The field of that name."""
+        return _named(name, self.fields, "field")
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What its kernels are compiled for."""
+        return {"PAGE_SLOTS": self.slots, "PAGE_BYTES": self.page_bytes, **dict(self.numbers)}
+
+    def records_in(self, plane: Plane | None) -> tuple[Record, ...]:
+        """The records of a plane; all of the page where there is none."""
+        return tuple(record for record in self.records if plane is None or record.plane == plane.name)
+
     def records_of(self, plane: Plane | None) -> tuple[Record, ...]:
-        """The records of a plane that is a tensor of its own; those of the page where there is none."""
-        if plane is None:
-            return self.records
-        own = [record for record in self.records if record.plane == plane.name]
-        return tuple(replace(record, offset=record.offset - plane.offset) for record in own)
+        """The same as they lie in its tensor."""
+        start = plane.offset if plane else 0
+        return tuple(replace(record, offset=record.offset - start) for record in self.records_in(plane))
 
     def divided(self, split: bool) -> "Page":
         """Where `split`, the same page with a tensor for each plane."""
@@ -250,6 +273,7 @@ def bf16_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
                 plane="v",
             ),
         ),
+        numbers=(("HEADS", heads), ("HEAD_DIM", head_dim), ("V_HEAD_DIM", v_head_dim)),
         planes=(
             Plane("k", 0, 2 * slots * head_dim * heads),
             Plane("v", 2 * slots * head_dim * heads, 2 * slots * heads * v_head_dim),
@@ -297,6 +321,7 @@ def bf16_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
                 plane="v",
             ),
         ),
+        numbers=(("HEADS", heads), ("HEAD_DIM", head_dim), ("V_HEAD_DIM", v_head_dim)),
         planes=(
             Plane("k", 0, 2 * slots * head_dim * heads),
             Plane("v", 2 * slots * head_dim * heads, 2 * slots * heads * v_head_dim),
@@ -346,6 +371,7 @@ def fp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page
                 plane="v",
             ),
         ),
+        numbers=(("HEADS", heads), ("HEAD_DIM", head_dim), ("V_HEAD_DIM", v_head_dim)),
         planes=(
             Plane("k", 0, slots * head_dim * heads),
             Plane("v", slots * head_dim * heads, slots * heads * v_head_dim),
@@ -395,6 +421,7 @@ def fp8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page
                 plane="v",
             ),
         ),
+        numbers=(("HEADS", heads), ("HEAD_DIM", head_dim), ("V_HEAD_DIM", v_head_dim)),
         planes=(
             Plane("k", 0, slots * head_dim * heads),
             Plane("v", slots * head_dim * heads, slots * heads * v_head_dim),
@@ -466,6 +493,13 @@ def int8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
                 byte_walk=((1, 4 * heads, 1),),
                 plane="v_scale",
             ),
+        ),
+        numbers=(
+            ("HEADS", heads),
+            ("HEAD_DIM", head_dim),
+            ("V_HEAD_DIM", v_head_dim),
+            ("V_OFFSET", v_offset),
+            ("V_SCALE_OFFSET", v_scale_offset),
         ),
         planes=(
             Plane("k", 0, slots * head_dim * heads),
@@ -540,6 +574,13 @@ def int8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
                 byte_walk=((1, 4, 1), (4, heads, 4 * slots)),
                 plane="v_scale",
             ),
+        ),
+        numbers=(
+            ("HEADS", heads),
+            ("HEAD_DIM", head_dim),
+            ("V_HEAD_DIM", v_head_dim),
+            ("V_OFFSET", v_offset),
+            ("V_SCALE_OFFSET", v_scale_offset),
         ),
         planes=(
             Plane("k", 0, slots * head_dim * heads),
@@ -634,6 +675,13 @@ def mxfp8_atom_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> P
                 plane="v_scale",
             ),
         ),
+        numbers=(
+            ("HEADS", heads),
+            ("HEAD_DIM", head_dim),
+            ("K_SCALE_OFFSET", k_scale_offset),
+            ("V_HEAD_DIM", v_head_dim),
+            ("V_SCALE_OFFSET", v_scale_offset),
+        ),
         planes=(
             Plane("k", 0, slots * head_dim * heads),
             Plane("v", slots * head_dim * heads, slots * heads * v_head_dim),
@@ -718,6 +766,13 @@ def mxfp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
                 byte_walk=((1, heads * (v_head_dim // 32), 1),),
                 plane="v_scale",
             ),
+        ),
+        numbers=(
+            ("HEADS", heads),
+            ("HEAD_DIM", head_dim),
+            ("K_SCALE_OFFSET", k_scale_offset),
+            ("V_HEAD_DIM", v_head_dim),
+            ("V_SCALE_OFFSET", v_scale_offset),
         ),
         planes=(
             Plane("k", 0, slots * head_dim * heads),
@@ -806,6 +861,13 @@ def nvfp4_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
                 plane="v_scale",
             ),
         ),
+        numbers=(
+            ("HEADS", heads),
+            ("HEAD_DIM", head_dim),
+            ("V_HEAD_DIM", v_head_dim),
+            ("V_OFFSET", v_offset),
+            ("V_SCALE_OFFSET", v_scale_offset),
+        ),
         planes=(
             Plane("k", 0, slots * (head_dim // 2) * heads),
             Plane("k_scale", slots * (head_dim // 2) * heads, slots * (head_dim // 16) * heads),
@@ -892,6 +954,13 @@ def nvfp4_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
                 byte_walk=((1, v_head_dim // 16, 1), (v_head_dim // 16, heads, slots * (v_head_dim // 16))),
                 plane="v_scale",
             ),
+        ),
+        numbers=(
+            ("HEADS", heads),
+            ("HEAD_DIM", head_dim),
+            ("V_HEAD_DIM", v_head_dim),
+            ("V_OFFSET", v_offset),
+            ("V_SCALE_OFFSET", v_scale_offset),
         ),
         planes=(
             Plane("k", 0, slots * (head_dim // 2) * heads),
@@ -980,6 +1049,13 @@ def nvfp4_swizzled_page(slots: int, heads: int, head_dim: int, v_head_dim: int) 
                 byte_walk=((1, 1, 1), (1, heads, 4 * (slots // 4) * (v_head_dim // 16)), (heads, v_head_dim // 16, 4)),
                 plane="v_scale",
             ),
+        ),
+        numbers=(
+            ("HEADS", heads),
+            ("HEAD_DIM", head_dim),
+            ("V_HEAD_DIM", v_head_dim),
+            ("V_OFFSET", v_offset),
+            ("V_SCALE_OFFSET", v_scale_offset),
         ),
         planes=(
             Plane("k", 0, slots * (head_dim // 2) * heads),
@@ -1655,6 +1731,1905 @@ import triton.language as tl  # noqa: E402
 
 
 @triton.jit
+def _bf16_value(bits):
+    """bf16, as int16, to fp32: exactly, denormals too."""
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _e4m3_code(x, NATIVE: tl.constexpr):
+    """e4m3 codes (uint8) of fp32: to nearest even, saturating at 448; NaN is 0x7F whatever its sign.
+
+    NATIVE: by the instruction of the device, which must have one; else in integers. The bytes are the same.
+    """
+    if NATIVE:
+        within = tl.minimum(tl.maximum(x, -448.0), 448.0)
+        code = within.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        bits = x.to(tl.uint32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        # From 2^-6 on, where codes are normal: round at bit 20 and move the bias of the exponent from 127 to 7.
+        normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+        # Below, in units of 2^-9: the mantissa with its hidden bit, shifted until its last bit is worth one unit.
+        mantissa = (size & 0x7FFFFF) | 0x800000
+        shift = tl.minimum(tl.maximum(141 - (size >> 23).to(tl.int32), 1), 25).to(tl.uint32)
+        half = (shift * 0 + 1) << (shift - 1)
+        subnormal = (mantissa + half - 1 + ((mantissa >> shift) & 1)) >> shift
+        code = tl.minimum(tl.where(size < 0x3C800000, subnormal, normal), 0x7E) | ((bits >> 24) & 0x80)
+        code = code.to(tl.uint8)
+    return tl.where(x == x, code, 0x7F)
+
+
+@triton.jit
+def _e4m3_value(code):
+    """e4m3 codes (uint8) as fp32, exactly."""
+    bits = code.to(tl.uint32)
+    magnitude = (((bits & 0x7F) << 20).to(tl.float32, bitcast=True)) * 2.0**120  # from a bias of 127 to one of 7
+    value = tl.where(bits < 0x80, magnitude, -magnitude)
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), value)
+
+
+@triton.jit
+def _e8m0_code(scale):
+    """e8m0 codes (uint8) of powers of two of at least 2^-126, of 0 (the least code) and of infinity (NaN)."""
+    return (scale.to(tl.uint32, bitcast=True) >> 23).to(tl.uint8)
+
+
+@triton.jit
+def _e8m0_value(code):
+    """e8m0 codes (uint8) as fp32, exactly."""
+    bits = code.to(tl.uint32)
+    value = tl.where(bits > 0, bits << 23, 0x400000).to(tl.float32, bitcast=True)
+    return tl.where(bits == 0xFF, float("nan"), value)
+
+
+@triton.jit
+def _rounded(x, dtype: tl.constexpr):
+    """fp32 as bf16, f16 or f32, to nearest even; NaN is 0x7FFF, or 0x7FFFFFFF, on every device."""
+    if dtype == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x == x, rounded, 0x7FFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    elif dtype == tl.float16:
+        rounded = x.to(tl.float16).to(tl.uint16, bitcast=True)
+        return tl.where(x == x, rounded, 0x7FFF).to(tl.uint16).to(tl.float16, bitcast=True)
+    else:
+        return tl.where(x == x, x.to(tl.uint32, bitcast=True), 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _i8_code(x):
+    """i8 codes (uint8 of the same bits) of fp32: to nearest even, saturating at 127 and -127; NaN is 127."""
+    within = tl.minimum(tl.maximum(x, -127.0), 127.0)
+    code = (within + 1.5 * 2.0**23).to(tl.uint32, bitcast=True) & 0xFF  # its last bit is worth 1
+    return tl.where(x == x, code, 127).to(tl.uint8)
+
+
+@triton.jit
+def _i8_value(code):
+    """i8 codes (uint8) as fp32, exactly."""
+    return code.to(tl.int8, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _e2m1_code(x):
+    """e2m1 codes (0 to 15, uint8) of fp32: to nearest even, saturating at 6; NaN is 6."""
+    size = tl.abs(x)
+    code = (size > 0.25).to(tl.uint8) + (size >= 0.75).to(tl.uint8) + (size > 1.25).to(tl.uint8)
+    code += (size >= 1.75).to(tl.uint8) + (size > 2.5).to(tl.uint8) + (size >= 3.5).to(tl.uint8)
+    code += (size > 5.0).to(tl.uint8)
+    sign = (x.to(tl.uint32, bitcast=True) >> 31 << 3).to(tl.uint8)
+    return tl.where(x == x, code | sign, 7)
+
+
+@triton.jit
+def _packed(code):
+    """Codes of half a byte, [tokens, blocks, values], two to a byte, the low half first."""
+    low, high = tl.split(tl.reshape(code, (code.shape[0], code.shape[1], code.shape[2] // 2, 2)))
+    return low | (high << 4)
+
+
+@triton.jit
+def _e2m1_value(code):
+    """e2m1 codes (0 to 15, uint8) as fp32, exactly."""
+    size = (code & 7).to(tl.uint32)
+    value = (((size >> 1) + 126 << 23) | ((size & 1) << 22)).to(tl.float32, bitcast=True)
+    value = tl.where(size < 2, size.to(tl.float32) * 0.5, value)
+    return tl.where(code < 8, value, -value)
+
+
+@triton.jit
+def _unpacked(pair):
+    """The codes of half a byte, [tokens, blocks, values], of two to a byte."""
+    codes = tl.join(pair & 0xF, pair >> 4)
+    return tl.reshape(codes, (pair.shape[0], pair.shape[1], pair.shape[2] * 2))
+
+
+@triton.jit
+def _quantised_k(x):
+    """i8 codes and the f32 scale of each block.
+
+    `x` is fp32 [tokens, blocks, values].
+    """
+    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
+    scale = tl.maximum(tl.div_rn(largest, 127.0), 2.0**-126)
+    scale = tl.where(largest > 0, scale, 0.0)
+    scaled = tl.div_rn(x, tl.broadcast_to(tl.where(scale > 0, scale, 1.0)[:, :, None], x.shape))
+    code = _i8_code(scaled)
+    code = tl.where((scale[:, :, None] == 0) & (x == x), 0, code)
+    return code, scale
+
+
+@triton.jit
+def _quantised_k_mxfp8_atom(x, NATIVE: tl.constexpr):
+    """e4m3 codes and the e8m0 scale of each block, a power of two.
+
+    `x` is fp32 [tokens, blocks, values].
+    """
+    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
+    scale = tl.maximum(tl.div_rn(largest, 448.0), 2.0**-126)
+    scale = tl.where(largest > 0, scale, 0.0)
+    bits = (scale.to(tl.uint32, bitcast=True) + 0x7FFFFF) & 0x7F800000  # up to a power of two
+    scale = bits.to(tl.float32, bitcast=True)
+    scaled = x * tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0))[:, :, None]
+    code = _e4m3_code(scaled, NATIVE)
+    code = tl.where((scale[:, :, None] == 0) & (x == x), 0, code)
+    return code, _e8m0_code(scale)
+
+
+@triton.jit
+def _quantised_k_nvfp4_nhd(x, outer, NATIVE: tl.constexpr):
+    """e2m1 codes and the e4m3 scale of each block, over a scale that is given.
+
+    `x` is fp32 [tokens, blocks, values].
+    """
+    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
+    scale = tl.maximum(tl.div_rn(tl.div_rn(largest, 6.0), outer), 2.0**-126)
+    scale = tl.where(largest > 0, scale, 0.0)
+    stored = _e4m3_code(scale, NATIVE)
+    scale = _e4m3_value(stored) * outer
+    scaled = x * tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0))[:, :, None]
+    code = _e2m1_code(scaled)
+    code = tl.where((scale[:, :, None] == 0) & (x == x), 0, code)
+    return code, stored
+
+
+@triton.jit
+def _coded_k(x, scale, NATIVE: tl.constexpr):
+    """e4m3 codes of values divided by a scale that is given. `x` is fp32 [tokens, values]."""
+    return _e4m3_code(tl.div_rn(x, tl.broadcast_to(scale, x.shape)), NATIVE)
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
+def _store_bf16_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_memory_ptr,
+    v_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Write values into slots of `bf16_nhd`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (2 * HEAD_DIM * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (2 * HEADS * V_HEAD_DIM)
+
+    # k: bf16[HEADS, HEAD_DIM]
+    column = tl.arange(0, triton.next_power_of_2(HEAD_DIM * HEADS))[None, :]
+    k = tl.load(k_ptr + token[:, None] * k_stride + column, mask=kept[:, None] & (column < (HEAD_DIM * HEADS)), other=0)
+    tl.store(
+        k_row_ptr.to(tl.pointer_type(tl.int16))[:, None] + column,
+        k,
+        mask=kept[:, None] & (column < (HEAD_DIM * HEADS)),
+    )
+
+    # v: bf16[HEADS, V_HEAD_DIM]
+    column = tl.arange(0, triton.next_power_of_2(HEADS * V_HEAD_DIM))[None, :]
+    v = tl.load(
+        v_ptr + token[:, None] * v_stride + column,
+        mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+        other=0,
+    )
+    tl.store(
+        v_row_ptr.to(tl.pointer_type(tl.int16))[:, None] + column,
+        v,
+        mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
+def _store_bf16_hnd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_memory_ptr,
+    v_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Write values into slots of `bf16_hnd`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (2 * HEAD_DIM)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (2 * V_HEAD_DIM)
+
+    # k: bf16[HEADS, HEAD_DIM]
+    column = tl.arange(0, triton.next_power_of_2(HEAD_DIM * HEADS))[None, :]
+    k = tl.load(k_ptr + token[:, None] * k_stride + column, mask=kept[:, None] & (column < (HEAD_DIM * HEADS)), other=0)
+    tl.store(
+        k_row_ptr.to(tl.pointer_type(tl.int16))[:, None]
+        + (column // HEAD_DIM * (PAGE_SLOTS * HEAD_DIM) + column % HEAD_DIM),
+        k,
+        mask=kept[:, None] & (column < (HEAD_DIM * HEADS)),
+    )
+
+    # v: bf16[HEADS, V_HEAD_DIM]
+    column = tl.arange(0, triton.next_power_of_2(HEADS * V_HEAD_DIM))[None, :]
+    v = tl.load(
+        v_ptr + token[:, None] * v_stride + column,
+        mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+        other=0,
+    )
+    tl.store(
+        v_row_ptr.to(tl.pointer_type(tl.int16))[:, None]
+        + (column // V_HEAD_DIM * (PAGE_SLOTS * V_HEAD_DIM) + column % V_HEAD_DIM),
+        v,
+        mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _store_fp8_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    v_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `fp8_nhd`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * V_HEAD_DIM)
+
+    # k: e4m3[HEADS, HEAD_DIM], for a scale that is given, unless given as codes
+    column = tl.arange(0, triton.next_power_of_2(HEAD_DIM * HEADS))[None, :]
+    k = tl.load(k_ptr + token[:, None] * k_stride + column, mask=kept[:, None] & (column < (HEAD_DIM * HEADS)), other=0)
+    if k_ptr.dtype.element_ty != tl.uint8:
+        k = _coded_k(_bf16_value(k), tl.load(k_given_ptr), NATIVE)
+    tl.store(k_row_ptr[:, None] + column, k, mask=kept[:, None] & (column < (HEAD_DIM * HEADS)))
+
+    # v: e4m3[HEADS, V_HEAD_DIM], for a scale that is given, unless given as codes
+    column = tl.arange(0, triton.next_power_of_2(HEADS * V_HEAD_DIM))[None, :]
+    v = tl.load(
+        v_ptr + token[:, None] * v_stride + column,
+        mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+        other=0,
+    )
+    if v_ptr.dtype.element_ty != tl.uint8:
+        v = _coded_k(_bf16_value(v), tl.load(v_given_ptr), NATIVE)
+    tl.store(v_row_ptr[:, None] + column, v, mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)))
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _store_fp8_hnd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    v_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `fp8_hnd`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * HEAD_DIM
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * V_HEAD_DIM
+
+    # k: e4m3[HEADS, HEAD_DIM], for a scale that is given, unless given as codes
+    column = tl.arange(0, triton.next_power_of_2(HEAD_DIM * HEADS))[None, :]
+    k = tl.load(k_ptr + token[:, None] * k_stride + column, mask=kept[:, None] & (column < (HEAD_DIM * HEADS)), other=0)
+    if k_ptr.dtype.element_ty != tl.uint8:
+        k = _coded_k(_bf16_value(k), tl.load(k_given_ptr), NATIVE)
+    tl.store(
+        k_row_ptr[:, None] + (column // HEAD_DIM * (PAGE_SLOTS * HEAD_DIM) + column % HEAD_DIM),
+        k,
+        mask=kept[:, None] & (column < (HEAD_DIM * HEADS)),
+    )
+
+    # v: e4m3[HEADS, V_HEAD_DIM], for a scale that is given, unless given as codes
+    column = tl.arange(0, triton.next_power_of_2(HEADS * V_HEAD_DIM))[None, :]
+    v = tl.load(
+        v_ptr + token[:, None] * v_stride + column,
+        mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+        other=0,
+    )
+    if v_ptr.dtype.element_ty != tl.uint8:
+        v = _coded_k(_bf16_value(v), tl.load(v_given_ptr), NATIVE)
+    tl.store(
+        v_row_ptr[:, None] + (column // V_HEAD_DIM * (PAGE_SLOTS * V_HEAD_DIM) + column % V_HEAD_DIM),
+        v,
+        mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
+def _store_int8_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Quantise values and write them into slots of `int8_nhd`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM * HEADS)
+    k_scale_row_ptr = k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (4 * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * V_HEAD_DIM)
+    v_scale_row_ptr = v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (4 * HEADS)
+
+    # k: i8[HEADS, HEAD_DIM], with k_scale for each HEAD_DIM
+    row = tl.arange(0, triton.next_power_of_2(HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, None, :]
+    element = block * HEAD_DIM + value
+    k = tl.load(
+        k_ptr + token[:, None, None] * k_stride + element,
+        mask=kept[:, None, None] & (block < HEADS) & (value < HEAD_DIM),
+        other=0,
+    )
+    k, k_scale = _quantised_k(_bf16_value(k))
+    tl.store(k_row_ptr[:, None, None] + element, k, mask=kept[:, None, None] & (block < HEADS) & (value < HEAD_DIM))
+    tl.store(
+        k_scale_row_ptr.to(tl.pointer_type(tl.float32))[:, None] + row,
+        k_scale,
+        mask=kept[:, None] & (row < HEADS),
+    )
+
+    # v: i8[HEADS, V_HEAD_DIM], with v_scale for each V_HEAD_DIM
+    row = tl.arange(0, triton.next_power_of_2(HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, triton.next_power_of_2(V_HEAD_DIM))[None, None, :]
+    element = block * V_HEAD_DIM + value
+    v = tl.load(
+        v_ptr + token[:, None, None] * v_stride + element,
+        mask=kept[:, None, None] & (block < HEADS) & (value < V_HEAD_DIM),
+        other=0,
+    )
+    v, v_scale = _quantised_k(_bf16_value(v))
+    tl.store(v_row_ptr[:, None, None] + element, v, mask=kept[:, None, None] & (block < HEADS) & (value < V_HEAD_DIM))
+    tl.store(
+        v_scale_row_ptr.to(tl.pointer_type(tl.float32))[:, None] + row,
+        v_scale,
+        mask=kept[:, None] & (row < HEADS),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
+def _store_int8_hnd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Quantise values and write them into slots of `int8_hnd`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * HEAD_DIM
+    k_scale_row_ptr = k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * 4
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * V_HEAD_DIM
+    v_scale_row_ptr = v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * 4
+
+    # k: i8[HEADS, HEAD_DIM], with k_scale for each HEAD_DIM
+    row = tl.arange(0, triton.next_power_of_2(HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, None, :]
+    element = block * HEAD_DIM + value
+    k = tl.load(
+        k_ptr + token[:, None, None] * k_stride + element,
+        mask=kept[:, None, None] & (block < HEADS) & (value < HEAD_DIM),
+        other=0,
+    )
+    k, k_scale = _quantised_k(_bf16_value(k))
+    tl.store(
+        k_row_ptr[:, None, None] + (element // HEAD_DIM * (PAGE_SLOTS * HEAD_DIM) + element % HEAD_DIM),
+        k,
+        mask=kept[:, None, None] & (block < HEADS) & (value < HEAD_DIM),
+    )
+    tl.store(
+        k_scale_row_ptr.to(tl.pointer_type(tl.float32))[:, None] + row * PAGE_SLOTS,
+        k_scale,
+        mask=kept[:, None] & (row < HEADS),
+    )
+
+    # v: i8[HEADS, V_HEAD_DIM], with v_scale for each V_HEAD_DIM
+    row = tl.arange(0, triton.next_power_of_2(HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, triton.next_power_of_2(V_HEAD_DIM))[None, None, :]
+    element = block * V_HEAD_DIM + value
+    v = tl.load(
+        v_ptr + token[:, None, None] * v_stride + element,
+        mask=kept[:, None, None] & (block < HEADS) & (value < V_HEAD_DIM),
+        other=0,
+    )
+    v, v_scale = _quantised_k(_bf16_value(v))
+    tl.store(
+        v_row_ptr[:, None, None] + (element // V_HEAD_DIM * (PAGE_SLOTS * V_HEAD_DIM) + element % V_HEAD_DIM),
+        v,
+        mask=kept[:, None, None] & (block < HEADS) & (value < V_HEAD_DIM),
+    )
+    tl.store(
+        v_scale_row_ptr.to(tl.pointer_type(tl.float32))[:, None] + row * PAGE_SLOTS,
+        v_scale,
+        mask=kept[:, None] & (row < HEADS),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
+def _store_mxfp8_atom_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_memory_ptr,
+    v_memory_ptr,
+    k_scale_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    K_SCALE_OFFSET: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `mxfp8_atom`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * V_HEAD_DIM)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr
+        + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES
+        + slot % 32 * ((HEAD_DIM // 32) * (PAGE_SLOTS // 32))
+        + slot // 32 % (PAGE_SLOTS // 32) * (HEAD_DIM // 32)
+    )
+    v_scale_row_ptr = (
+        v_scale_memory_ptr
+        + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES
+        + slot % 32 * ((PAGE_SLOTS // 32) * (V_HEAD_DIM // 32))
+        + slot // 32 % (PAGE_SLOTS // 32) * (V_HEAD_DIM // 32)
+    )
+
+    # k: e4m3[HEADS, HEAD_DIM], with k_scale for each 32
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 32) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 32)[None, None, :]
+    element = block * 32 + value
+    k = tl.load(
+        k_ptr + token[:, None, None] * k_stride + element,
+        mask=kept[:, None, None] & (block < ((HEAD_DIM // 32) * HEADS)),
+        other=0,
+    )
+    k, k_scale = _quantised_k_mxfp8_atom(_bf16_value(k), NATIVE)
+    tl.store(k_row_ptr[:, None, None] + element, k, mask=kept[:, None, None] & (block < ((HEAD_DIM // 32) * HEADS)))
+    tl.store(
+        k_scale_row_ptr[:, None]
+        + (row // (HEAD_DIM // 32) * (32 * (HEAD_DIM // 32) * (PAGE_SLOTS // 32)) + row % (HEAD_DIM // 32)),
+        k_scale,
+        mask=kept[:, None] & (row < ((HEAD_DIM // 32) * HEADS)),
+    )
+
+    # v: e4m3[HEADS, V_HEAD_DIM], with v_scale for each 32
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 32)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 32)[None, None, :]
+    element = block * 32 + value
+    v = tl.load(
+        v_ptr + token[:, None, None] * v_stride + element,
+        mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 32))),
+        other=0,
+    )
+    v, v_scale = _quantised_k_mxfp8_atom(_bf16_value(v), NATIVE)
+    tl.store(v_row_ptr[:, None, None] + element, v, mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 32))))
+    tl.store(
+        v_scale_row_ptr[:, None]
+        + (row // (V_HEAD_DIM // 32) * (32 * (PAGE_SLOTS // 32) * (V_HEAD_DIM // 32)) + row % (V_HEAD_DIM // 32)),
+        v_scale,
+        mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 32))),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
+def _store_mxfp8_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_memory_ptr,
+    v_memory_ptr,
+    k_scale_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    K_SCALE_OFFSET: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `mxfp8_nhd`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * V_HEAD_DIM)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * ((HEAD_DIM // 32) * HEADS)
+    )
+    v_scale_row_ptr = (
+        v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * (V_HEAD_DIM // 32))
+    )
+
+    # k: e4m3[HEADS, HEAD_DIM], with k_scale for each 32
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 32) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 32)[None, None, :]
+    element = block * 32 + value
+    k = tl.load(
+        k_ptr + token[:, None, None] * k_stride + element,
+        mask=kept[:, None, None] & (block < ((HEAD_DIM // 32) * HEADS)),
+        other=0,
+    )
+    k, k_scale = _quantised_k_mxfp8_atom(_bf16_value(k), NATIVE)
+    tl.store(k_row_ptr[:, None, None] + element, k, mask=kept[:, None, None] & (block < ((HEAD_DIM // 32) * HEADS)))
+    tl.store(k_scale_row_ptr[:, None] + row, k_scale, mask=kept[:, None] & (row < ((HEAD_DIM // 32) * HEADS)))
+
+    # v: e4m3[HEADS, V_HEAD_DIM], with v_scale for each 32
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 32)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 32)[None, None, :]
+    element = block * 32 + value
+    v = tl.load(
+        v_ptr + token[:, None, None] * v_stride + element,
+        mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 32))),
+        other=0,
+    )
+    v, v_scale = _quantised_k_mxfp8_atom(_bf16_value(v), NATIVE)
+    tl.store(v_row_ptr[:, None, None] + element, v, mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 32))))
+    tl.store(v_scale_row_ptr[:, None] + row, v_scale, mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 32))))
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _store_nvfp4_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `nvfp4_nhd`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * ((HEAD_DIM // 2) * HEADS)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * ((HEAD_DIM // 16) * HEADS)
+    )
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * (V_HEAD_DIM // 2))
+    v_scale_row_ptr = (
+        v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * (V_HEAD_DIM // 16))
+    )
+
+    # k: e2m1[HEADS, HEAD_DIM], with k_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 16) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    k = tl.load(
+        k_ptr + token[:, None, None] * k_stride + element,
+        mask=kept[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+        other=0,
+    )
+    k, k_scale = _quantised_k_nvfp4_nhd(_bf16_value(k), tl.load(k_given_ptr), NATIVE)
+    k = _packed(k)
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    tl.store(k_row_ptr[:, None, None] + pair, k, mask=kept[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)))
+    tl.store(k_scale_row_ptr[:, None] + row, k_scale, mask=kept[:, None] & (row < ((HEAD_DIM // 16) * HEADS)))
+
+    # v: e2m1[HEADS, V_HEAD_DIM], with v_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 16)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    v = tl.load(
+        v_ptr + token[:, None, None] * v_stride + element,
+        mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+        other=0,
+    )
+    v, v_scale = _quantised_k_nvfp4_nhd(_bf16_value(v), tl.load(v_given_ptr), NATIVE)
+    v = _packed(v)
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    tl.store(v_row_ptr[:, None, None] + pair, v, mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))))
+    tl.store(v_scale_row_ptr[:, None] + row, v_scale, mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 16))))
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _store_nvfp4_hnd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `nvfp4_hnd`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM // 2)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM // 16)
+    )
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (V_HEAD_DIM // 2)
+    v_scale_row_ptr = (
+        v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (V_HEAD_DIM // 16)
+    )
+
+    # k: e2m1[HEADS, HEAD_DIM], with k_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 16) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    k = tl.load(
+        k_ptr + token[:, None, None] * k_stride + element,
+        mask=kept[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+        other=0,
+    )
+    k, k_scale = _quantised_k_nvfp4_nhd(_bf16_value(k), tl.load(k_given_ptr), NATIVE)
+    k = _packed(k)
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    tl.store(
+        k_row_ptr[:, None, None] + (pair // (HEAD_DIM // 2) * (PAGE_SLOTS * (HEAD_DIM // 2)) + pair % (HEAD_DIM // 2)),
+        k,
+        mask=kept[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+    )
+    tl.store(
+        k_scale_row_ptr[:, None] + (row // (HEAD_DIM // 16) * (PAGE_SLOTS * (HEAD_DIM // 16)) + row % (HEAD_DIM // 16)),
+        k_scale,
+        mask=kept[:, None] & (row < ((HEAD_DIM // 16) * HEADS)),
+    )
+
+    # v: e2m1[HEADS, V_HEAD_DIM], with v_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 16)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    v = tl.load(
+        v_ptr + token[:, None, None] * v_stride + element,
+        mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+        other=0,
+    )
+    v, v_scale = _quantised_k_nvfp4_nhd(_bf16_value(v), tl.load(v_given_ptr), NATIVE)
+    v = _packed(v)
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    tl.store(
+        v_row_ptr[:, None, None]
+        + (pair // (V_HEAD_DIM // 2) * (PAGE_SLOTS * (V_HEAD_DIM // 2)) + pair % (V_HEAD_DIM // 2)),
+        v,
+        mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+    )
+    tl.store(
+        v_scale_row_ptr[:, None]
+        + (row // (V_HEAD_DIM // 16) * (PAGE_SLOTS * (V_HEAD_DIM // 16)) + row % (V_HEAD_DIM // 16)),
+        v_scale,
+        mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 16))),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _store_nvfp4_swizzled_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    k_ptr,
+    k_stride,
+    v_ptr,
+    v_stride,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `nvfp4_swizzled`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM // 2)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM // 16)
+    )
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (V_HEAD_DIM // 2)
+    v_scale_row_ptr = (
+        v_scale_memory_ptr
+        + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES
+        + slot % 4
+        + slot // 4 % (PAGE_SLOTS // 4) * (4 * (V_HEAD_DIM // 16))
+    )
+
+    # k: e2m1[HEADS, HEAD_DIM], with k_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 16) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    k = tl.load(
+        k_ptr + token[:, None, None] * k_stride + element,
+        mask=kept[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+        other=0,
+    )
+    k, k_scale = _quantised_k_nvfp4_nhd(_bf16_value(k), tl.load(k_given_ptr), NATIVE)
+    k = _packed(k)
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    tl.store(
+        k_row_ptr[:, None, None] + (pair // (HEAD_DIM // 2) * (PAGE_SLOTS * (HEAD_DIM // 2)) + pair % (HEAD_DIM // 2)),
+        k,
+        mask=kept[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+    )
+    tl.store(
+        k_scale_row_ptr[:, None] + (row // (HEAD_DIM // 16) * (PAGE_SLOTS * (HEAD_DIM // 16)) + row % (HEAD_DIM // 16)),
+        k_scale,
+        mask=kept[:, None] & (row < ((HEAD_DIM // 16) * HEADS)),
+    )
+
+    # v: e2m1[HEADS, V_HEAD_DIM], with v_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 16)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    v = tl.load(
+        v_ptr + token[:, None, None] * v_stride + element,
+        mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+        other=0,
+    )
+    v, v_scale = _quantised_k_nvfp4_nhd(_bf16_value(v), tl.load(v_given_ptr), NATIVE)
+    v = _packed(v)
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    tl.store(
+        v_row_ptr[:, None, None]
+        + (pair // (V_HEAD_DIM // 2) * (PAGE_SLOTS * (V_HEAD_DIM // 2)) + pair % (V_HEAD_DIM // 2)),
+        v,
+        mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+    )
+    tl.store(
+        v_scale_row_ptr[:, None]
+        + (row // (V_HEAD_DIM // 16) * (4 * (PAGE_SLOTS // 4) * (V_HEAD_DIM // 16)) + row % (V_HEAD_DIM // 16) * 4),
+        v_scale,
+        mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 16))),
+    )
+
+
+@triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
+def _load_bf16_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_memory_ptr,
+    v_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `bf16_nhd`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (2 * HEAD_DIM * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (2 * HEADS * V_HEAD_DIM)
+
+    # k: bf16[HEADS, HEAD_DIM]
+    column = tl.arange(0, triton.next_power_of_2(HEAD_DIM * HEADS))[None, :]
+    k = tl.load(
+        k_row_ptr.to(tl.pointer_type(tl.bfloat16))[:, None] + column,
+        mask=kept[:, None] & (column < (HEAD_DIM * HEADS)),
+        other=0.0,
+    )
+    if k_ptr.dtype.element_ty != tl.bfloat16:
+        k = _rounded(_bf16_value(k.to(tl.int16, bitcast=True)), k_ptr.dtype.element_ty)
+    tl.store(
+        k_ptr + token[:, None] * (HEAD_DIM * HEADS) + column,
+        k,
+        mask=inside[:, None] & (column < (HEAD_DIM * HEADS)),
+    )
+
+    # v: bf16[HEADS, V_HEAD_DIM]
+    column = tl.arange(0, triton.next_power_of_2(HEADS * V_HEAD_DIM))[None, :]
+    v = tl.load(
+        v_row_ptr.to(tl.pointer_type(tl.bfloat16))[:, None] + column,
+        mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+        other=0.0,
+    )
+    if v_ptr.dtype.element_ty != tl.bfloat16:
+        v = _rounded(_bf16_value(v.to(tl.int16, bitcast=True)), v_ptr.dtype.element_ty)
+    tl.store(
+        v_ptr + token[:, None] * (HEADS * V_HEAD_DIM) + column,
+        v,
+        mask=inside[:, None] & (column < (HEADS * V_HEAD_DIM)),
+    )
+
+
+@triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
+def _load_bf16_hnd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_memory_ptr,
+    v_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `bf16_hnd`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (2 * HEAD_DIM)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (2 * V_HEAD_DIM)
+
+    # k: bf16[HEADS, HEAD_DIM]
+    column = tl.arange(0, triton.next_power_of_2(HEAD_DIM * HEADS))[None, :]
+    k = tl.load(
+        k_row_ptr.to(tl.pointer_type(tl.bfloat16))[:, None]
+        + (column // HEAD_DIM * (PAGE_SLOTS * HEAD_DIM) + column % HEAD_DIM),
+        mask=kept[:, None] & (column < (HEAD_DIM * HEADS)),
+        other=0.0,
+    )
+    if k_ptr.dtype.element_ty != tl.bfloat16:
+        k = _rounded(_bf16_value(k.to(tl.int16, bitcast=True)), k_ptr.dtype.element_ty)
+    tl.store(
+        k_ptr + token[:, None] * (HEAD_DIM * HEADS) + column,
+        k,
+        mask=inside[:, None] & (column < (HEAD_DIM * HEADS)),
+    )
+
+    # v: bf16[HEADS, V_HEAD_DIM]
+    column = tl.arange(0, triton.next_power_of_2(HEADS * V_HEAD_DIM))[None, :]
+    v = tl.load(
+        v_row_ptr.to(tl.pointer_type(tl.bfloat16))[:, None]
+        + (column // V_HEAD_DIM * (PAGE_SLOTS * V_HEAD_DIM) + column % V_HEAD_DIM),
+        mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+        other=0.0,
+    )
+    if v_ptr.dtype.element_ty != tl.bfloat16:
+        v = _rounded(_bf16_value(v.to(tl.int16, bitcast=True)), v_ptr.dtype.element_ty)
+    tl.store(
+        v_ptr + token[:, None] * (HEADS * V_HEAD_DIM) + column,
+        v,
+        mask=inside[:, None] & (column < (HEADS * V_HEAD_DIM)),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _load_fp8_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    v_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `fp8_nhd`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * V_HEAD_DIM)
+
+    # k: e4m3[HEADS, HEAD_DIM], times a scale that is given
+    column = tl.arange(0, triton.next_power_of_2(HEAD_DIM * HEADS))[None, :]
+    k = _e4m3_value(tl.load(k_row_ptr[:, None] + column, mask=kept[:, None] & (column < (HEAD_DIM * HEADS)), other=0))
+    k *= tl.load(k_given_ptr)
+    tl.store(
+        k_ptr + token[:, None] * (HEAD_DIM * HEADS) + column,
+        _rounded(k, k_ptr.dtype.element_ty),
+        mask=inside[:, None] & (column < (HEAD_DIM * HEADS)),
+    )
+
+    # v: e4m3[HEADS, V_HEAD_DIM], times a scale that is given
+    column = tl.arange(0, triton.next_power_of_2(HEADS * V_HEAD_DIM))[None, :]
+    v = _e4m3_value(tl.load(v_row_ptr[:, None] + column, mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)), other=0))
+    v *= tl.load(v_given_ptr)
+    tl.store(
+        v_ptr + token[:, None] * (HEADS * V_HEAD_DIM) + column,
+        _rounded(v, v_ptr.dtype.element_ty),
+        mask=inside[:, None] & (column < (HEADS * V_HEAD_DIM)),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _load_fp8_hnd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    v_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `fp8_hnd`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * HEAD_DIM
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * V_HEAD_DIM
+
+    # k: e4m3[HEADS, HEAD_DIM], times a scale that is given
+    column = tl.arange(0, triton.next_power_of_2(HEAD_DIM * HEADS))[None, :]
+    k = _e4m3_value(
+        tl.load(
+            k_row_ptr[:, None] + (column // HEAD_DIM * (PAGE_SLOTS * HEAD_DIM) + column % HEAD_DIM),
+            mask=kept[:, None] & (column < (HEAD_DIM * HEADS)),
+            other=0,
+        ),
+    )
+    k *= tl.load(k_given_ptr)
+    tl.store(
+        k_ptr + token[:, None] * (HEAD_DIM * HEADS) + column,
+        _rounded(k, k_ptr.dtype.element_ty),
+        mask=inside[:, None] & (column < (HEAD_DIM * HEADS)),
+    )
+
+    # v: e4m3[HEADS, V_HEAD_DIM], times a scale that is given
+    column = tl.arange(0, triton.next_power_of_2(HEADS * V_HEAD_DIM))[None, :]
+    v = _e4m3_value(
+        tl.load(
+            v_row_ptr[:, None] + (column // V_HEAD_DIM * (PAGE_SLOTS * V_HEAD_DIM) + column % V_HEAD_DIM),
+            mask=kept[:, None] & (column < (HEADS * V_HEAD_DIM)),
+            other=0,
+        ),
+    )
+    v *= tl.load(v_given_ptr)
+    tl.store(
+        v_ptr + token[:, None] * (HEADS * V_HEAD_DIM) + column,
+        _rounded(v, v_ptr.dtype.element_ty),
+        mask=inside[:, None] & (column < (HEADS * V_HEAD_DIM)),
+    )
+
+
+@triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
+def _load_int8_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `int8_nhd`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM * HEADS)
+    k_scale_row_ptr = k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (4 * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * V_HEAD_DIM)
+    v_scale_row_ptr = v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (4 * HEADS)
+
+    # k: i8[HEADS, HEAD_DIM], with k_scale for each HEAD_DIM
+    row = tl.arange(0, triton.next_power_of_2(HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, None, :]
+    element = block * HEAD_DIM + value
+    k = _i8_value(
+        tl.load(
+            k_row_ptr[:, None, None] + element,
+            mask=kept[:, None, None] & (block < HEADS) & (value < HEAD_DIM),
+            other=0,
+        ),
+    )
+    k_scale = tl.load(
+        k_scale_row_ptr.to(tl.pointer_type(tl.float32))[:, None] + row,
+        mask=kept[:, None] & (row < HEADS),
+        other=0.0,
+    )
+    k *= k_scale[:, :, None]
+    tl.store(
+        k_ptr + token[:, None, None] * (HEAD_DIM * HEADS) + element,
+        _rounded(k, k_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < HEADS) & (value < HEAD_DIM),
+    )
+
+    # v: i8[HEADS, V_HEAD_DIM], with v_scale for each V_HEAD_DIM
+    row = tl.arange(0, triton.next_power_of_2(HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, triton.next_power_of_2(V_HEAD_DIM))[None, None, :]
+    element = block * V_HEAD_DIM + value
+    v = _i8_value(
+        tl.load(
+            v_row_ptr[:, None, None] + element,
+            mask=kept[:, None, None] & (block < HEADS) & (value < V_HEAD_DIM),
+            other=0,
+        ),
+    )
+    v_scale = tl.load(
+        v_scale_row_ptr.to(tl.pointer_type(tl.float32))[:, None] + row,
+        mask=kept[:, None] & (row < HEADS),
+        other=0.0,
+    )
+    v *= v_scale[:, :, None]
+    tl.store(
+        v_ptr + token[:, None, None] * (HEADS * V_HEAD_DIM) + element,
+        _rounded(v, v_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < HEADS) & (value < V_HEAD_DIM),
+    )
+
+
+@triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
+def _load_int8_hnd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `int8_hnd`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * HEAD_DIM
+    k_scale_row_ptr = k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * 4
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * V_HEAD_DIM
+    v_scale_row_ptr = v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * 4
+
+    # k: i8[HEADS, HEAD_DIM], with k_scale for each HEAD_DIM
+    row = tl.arange(0, triton.next_power_of_2(HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, None, :]
+    element = block * HEAD_DIM + value
+    k = _i8_value(
+        tl.load(
+            k_row_ptr[:, None, None] + (element // HEAD_DIM * (PAGE_SLOTS * HEAD_DIM) + element % HEAD_DIM),
+            mask=kept[:, None, None] & (block < HEADS) & (value < HEAD_DIM),
+            other=0,
+        ),
+    )
+    k_scale = tl.load(
+        k_scale_row_ptr.to(tl.pointer_type(tl.float32))[:, None] + row * PAGE_SLOTS,
+        mask=kept[:, None] & (row < HEADS),
+        other=0.0,
+    )
+    k *= k_scale[:, :, None]
+    tl.store(
+        k_ptr + token[:, None, None] * (HEAD_DIM * HEADS) + element,
+        _rounded(k, k_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < HEADS) & (value < HEAD_DIM),
+    )
+
+    # v: i8[HEADS, V_HEAD_DIM], with v_scale for each V_HEAD_DIM
+    row = tl.arange(0, triton.next_power_of_2(HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, triton.next_power_of_2(V_HEAD_DIM))[None, None, :]
+    element = block * V_HEAD_DIM + value
+    v = _i8_value(
+        tl.load(
+            v_row_ptr[:, None, None] + (element // V_HEAD_DIM * (PAGE_SLOTS * V_HEAD_DIM) + element % V_HEAD_DIM),
+            mask=kept[:, None, None] & (block < HEADS) & (value < V_HEAD_DIM),
+            other=0,
+        ),
+    )
+    v_scale = tl.load(
+        v_scale_row_ptr.to(tl.pointer_type(tl.float32))[:, None] + row * PAGE_SLOTS,
+        mask=kept[:, None] & (row < HEADS),
+        other=0.0,
+    )
+    v *= v_scale[:, :, None]
+    tl.store(
+        v_ptr + token[:, None, None] * (HEADS * V_HEAD_DIM) + element,
+        _rounded(v, v_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < HEADS) & (value < V_HEAD_DIM),
+    )
+
+
+@triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
+def _load_mxfp8_atom_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_memory_ptr,
+    v_memory_ptr,
+    k_scale_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    K_SCALE_OFFSET: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `mxfp8_atom`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * V_HEAD_DIM)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr
+        + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES
+        + slot % 32 * ((HEAD_DIM // 32) * (PAGE_SLOTS // 32))
+        + slot // 32 % (PAGE_SLOTS // 32) * (HEAD_DIM // 32)
+    )
+    v_scale_row_ptr = (
+        v_scale_memory_ptr
+        + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES
+        + slot % 32 * ((PAGE_SLOTS // 32) * (V_HEAD_DIM // 32))
+        + slot // 32 % (PAGE_SLOTS // 32) * (V_HEAD_DIM // 32)
+    )
+
+    # k: e4m3[HEADS, HEAD_DIM], with k_scale for each 32
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 32) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 32)[None, None, :]
+    element = block * 32 + value
+    k = _e4m3_value(
+        tl.load(
+            k_row_ptr[:, None, None] + element,
+            mask=kept[:, None, None] & (block < ((HEAD_DIM // 32) * HEADS)),
+            other=0,
+        ),
+    )
+    k_scale = _e8m0_value(
+        tl.load(
+            k_scale_row_ptr[:, None]
+            + (row // (HEAD_DIM // 32) * (32 * (HEAD_DIM // 32) * (PAGE_SLOTS // 32)) + row % (HEAD_DIM // 32)),
+            mask=kept[:, None] & (row < ((HEAD_DIM // 32) * HEADS)),
+            other=0,
+        ),
+    )
+    k *= k_scale[:, :, None]
+    tl.store(
+        k_ptr + token[:, None, None] * (HEAD_DIM * HEADS) + element,
+        _rounded(k, k_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < ((HEAD_DIM // 32) * HEADS)),
+    )
+
+    # v: e4m3[HEADS, V_HEAD_DIM], with v_scale for each 32
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 32)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 32)[None, None, :]
+    element = block * 32 + value
+    v = _e4m3_value(
+        tl.load(
+            v_row_ptr[:, None, None] + element,
+            mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 32))),
+            other=0,
+        ),
+    )
+    v_scale = _e8m0_value(
+        tl.load(
+            v_scale_row_ptr[:, None]
+            + (row // (V_HEAD_DIM // 32) * (32 * (PAGE_SLOTS // 32) * (V_HEAD_DIM // 32)) + row % (V_HEAD_DIM // 32)),
+            mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 32))),
+            other=0,
+        ),
+    )
+    v *= v_scale[:, :, None]
+    tl.store(
+        v_ptr + token[:, None, None] * (HEADS * V_HEAD_DIM) + element,
+        _rounded(v, v_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 32))),
+    )
+
+
+@triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
+def _load_mxfp8_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_memory_ptr,
+    v_memory_ptr,
+    k_scale_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    K_SCALE_OFFSET: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `mxfp8_nhd`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM * HEADS)
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * V_HEAD_DIM)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * ((HEAD_DIM // 32) * HEADS)
+    )
+    v_scale_row_ptr = (
+        v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * (V_HEAD_DIM // 32))
+    )
+
+    # k: e4m3[HEADS, HEAD_DIM], with k_scale for each 32
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 32) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 32)[None, None, :]
+    element = block * 32 + value
+    k = _e4m3_value(
+        tl.load(
+            k_row_ptr[:, None, None] + element,
+            mask=kept[:, None, None] & (block < ((HEAD_DIM // 32) * HEADS)),
+            other=0,
+        ),
+    )
+    k_scale = _e8m0_value(
+        tl.load(k_scale_row_ptr[:, None] + row, mask=kept[:, None] & (row < ((HEAD_DIM // 32) * HEADS)), other=0),
+    )
+    k *= k_scale[:, :, None]
+    tl.store(
+        k_ptr + token[:, None, None] * (HEAD_DIM * HEADS) + element,
+        _rounded(k, k_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < ((HEAD_DIM // 32) * HEADS)),
+    )
+
+    # v: e4m3[HEADS, V_HEAD_DIM], with v_scale for each 32
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 32)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 32)[None, None, :]
+    element = block * 32 + value
+    v = _e4m3_value(
+        tl.load(
+            v_row_ptr[:, None, None] + element,
+            mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 32))),
+            other=0,
+        ),
+    )
+    v_scale = _e8m0_value(
+        tl.load(v_scale_row_ptr[:, None] + row, mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 32))), other=0),
+    )
+    v *= v_scale[:, :, None]
+    tl.store(
+        v_ptr + token[:, None, None] * (HEADS * V_HEAD_DIM) + element,
+        _rounded(v, v_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 32))),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _load_nvfp4_nhd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `nvfp4_nhd`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * ((HEAD_DIM // 2) * HEADS)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * ((HEAD_DIM // 16) * HEADS)
+    )
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * (V_HEAD_DIM // 2))
+    v_scale_row_ptr = (
+        v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (HEADS * (V_HEAD_DIM // 16))
+    )
+
+    # k: e2m1[HEADS, HEAD_DIM], with k_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 16) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    k = _e2m1_value(
+        _unpacked(
+            tl.load(
+                k_row_ptr[:, None, None] + pair,
+                mask=kept[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+                other=0,
+            ),
+        ),
+    )
+    k_scale = _e4m3_value(
+        tl.load(k_scale_row_ptr[:, None] + row, mask=kept[:, None] & (row < ((HEAD_DIM // 16) * HEADS)), other=0),
+    )
+    k_scale *= tl.load(k_given_ptr)
+    k *= k_scale[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    tl.store(
+        k_ptr + token[:, None, None] * (HEAD_DIM * HEADS) + element,
+        _rounded(k, k_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+    )
+
+    # v: e2m1[HEADS, V_HEAD_DIM], with v_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 16)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    v = _e2m1_value(
+        _unpacked(
+            tl.load(
+                v_row_ptr[:, None, None] + pair,
+                mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+                other=0,
+            ),
+        ),
+    )
+    v_scale = _e4m3_value(
+        tl.load(v_scale_row_ptr[:, None] + row, mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 16))), other=0),
+    )
+    v_scale *= tl.load(v_given_ptr)
+    v *= v_scale[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    tl.store(
+        v_ptr + token[:, None, None] * (HEADS * V_HEAD_DIM) + element,
+        _rounded(v, v_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _load_nvfp4_hnd_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `nvfp4_hnd`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM // 2)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM // 16)
+    )
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (V_HEAD_DIM // 2)
+    v_scale_row_ptr = (
+        v_scale_memory_ptr + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (V_HEAD_DIM // 16)
+    )
+
+    # k: e2m1[HEADS, HEAD_DIM], with k_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 16) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    k = _e2m1_value(
+        _unpacked(
+            tl.load(
+                k_row_ptr[:, None, None]
+                + (pair // (HEAD_DIM // 2) * (PAGE_SLOTS * (HEAD_DIM // 2)) + pair % (HEAD_DIM // 2)),
+                mask=kept[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+                other=0,
+            ),
+        ),
+    )
+    k_scale = _e4m3_value(
+        tl.load(
+            k_scale_row_ptr[:, None]
+            + (row // (HEAD_DIM // 16) * (PAGE_SLOTS * (HEAD_DIM // 16)) + row % (HEAD_DIM // 16)),
+            mask=kept[:, None] & (row < ((HEAD_DIM // 16) * HEADS)),
+            other=0,
+        ),
+    )
+    k_scale *= tl.load(k_given_ptr)
+    k *= k_scale[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    tl.store(
+        k_ptr + token[:, None, None] * (HEAD_DIM * HEADS) + element,
+        _rounded(k, k_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+    )
+
+    # v: e2m1[HEADS, V_HEAD_DIM], with v_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 16)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    v = _e2m1_value(
+        _unpacked(
+            tl.load(
+                v_row_ptr[:, None, None]
+                + (pair // (V_HEAD_DIM // 2) * (PAGE_SLOTS * (V_HEAD_DIM // 2)) + pair % (V_HEAD_DIM // 2)),
+                mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+                other=0,
+            ),
+        ),
+    )
+    v_scale = _e4m3_value(
+        tl.load(
+            v_scale_row_ptr[:, None]
+            + (row // (V_HEAD_DIM // 16) * (PAGE_SLOTS * (V_HEAD_DIM // 16)) + row % (V_HEAD_DIM // 16)),
+            mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 16))),
+            other=0,
+        ),
+    )
+    v_scale *= tl.load(v_given_ptr)
+    v *= v_scale[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    tl.store(
+        v_ptr + token[:, None, None] * (HEADS * V_HEAD_DIM) + element,
+        _rounded(v, v_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+    )
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
+)
+def _load_nvfp4_swizzled_kernel(
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    k_ptr,
+    v_ptr,
+    k_given_ptr,
+    v_given_ptr,
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    V_HEAD_DIM: tl.constexpr,
+    V_OFFSET: tl.constexpr,
+    V_SCALE_OFFSET: tl.constexpr,
+    K_PAGE_BYTES: tl.constexpr,
+    K_SCALE_PAGE_BYTES: tl.constexpr,
+    V_PAGE_BYTES: tl.constexpr,
+    V_SCALE_PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `nvfp4_swizzled`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    k_row_ptr = k_memory_ptr + slot // PAGE_SLOTS * K_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM // 2)
+    k_scale_row_ptr = (
+        k_scale_memory_ptr + slot // PAGE_SLOTS * K_SCALE_PAGE_BYTES + slot % PAGE_SLOTS * (HEAD_DIM // 16)
+    )
+    v_row_ptr = v_memory_ptr + slot // PAGE_SLOTS * V_PAGE_BYTES + slot % PAGE_SLOTS * (V_HEAD_DIM // 2)
+    v_scale_row_ptr = (
+        v_scale_memory_ptr
+        + slot // PAGE_SLOTS * V_SCALE_PAGE_BYTES
+        + slot % 4
+        + slot // 4 % (PAGE_SLOTS // 4) * (4 * (V_HEAD_DIM // 16))
+    )
+
+    # k: e2m1[HEADS, HEAD_DIM], with k_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2((HEAD_DIM // 16) * HEADS))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    k = _e2m1_value(
+        _unpacked(
+            tl.load(
+                k_row_ptr[:, None, None]
+                + (pair // (HEAD_DIM // 2) * (PAGE_SLOTS * (HEAD_DIM // 2)) + pair % (HEAD_DIM // 2)),
+                mask=kept[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+                other=0,
+            ),
+        ),
+    )
+    k_scale = _e4m3_value(
+        tl.load(
+            k_scale_row_ptr[:, None]
+            + (row // (HEAD_DIM // 16) * (PAGE_SLOTS * (HEAD_DIM // 16)) + row % (HEAD_DIM // 16)),
+            mask=kept[:, None] & (row < ((HEAD_DIM // 16) * HEADS)),
+            other=0,
+        ),
+    )
+    k_scale *= tl.load(k_given_ptr)
+    k *= k_scale[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    tl.store(
+        k_ptr + token[:, None, None] * (HEAD_DIM * HEADS) + element,
+        _rounded(k, k_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < ((HEAD_DIM // 16) * HEADS)),
+    )
+
+    # v: e2m1[HEADS, V_HEAD_DIM], with v_scale for each 16 over one that is given
+    row = tl.arange(0, triton.next_power_of_2(HEADS * (V_HEAD_DIM // 16)))[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    v = _e2m1_value(
+        _unpacked(
+            tl.load(
+                v_row_ptr[:, None, None]
+                + (pair // (V_HEAD_DIM // 2) * (PAGE_SLOTS * (V_HEAD_DIM // 2)) + pair % (V_HEAD_DIM // 2)),
+                mask=kept[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+                other=0,
+            ),
+        ),
+    )
+    v_scale = _e4m3_value(
+        tl.load(
+            v_scale_row_ptr[:, None]
+            + (row // (V_HEAD_DIM // 16) * (4 * (PAGE_SLOTS // 4) * (V_HEAD_DIM // 16)) + row % (V_HEAD_DIM // 16) * 4),
+            mask=kept[:, None] & (row < (HEADS * (V_HEAD_DIM // 16))),
+            other=0,
+        ),
+    )
+    v_scale *= tl.load(v_given_ptr)
+    v *= v_scale[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    tl.store(
+        v_ptr + token[:, None, None] * (HEADS * V_HEAD_DIM) + element,
+        _rounded(v, v_ptr.dtype.element_ty),
+        mask=inside[:, None, None] & (block < (HEADS * (V_HEAD_DIM // 16))),
+    )
+
+
+@triton.jit
 def _walked(index, WALK: tl.constexpr):
     """The bytes to an index: the sum of index // low % extent * stride."""
     offset = index * 0
@@ -1809,6 +3784,166 @@ def _clear_kernel(
                     tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
 
 
+def _e4m3_codes(values: torch.Tensor, has_nan: bool) -> torch.Tensor:
+    """e4m3 codes (uint8) of fp32, which it clamps: to nearest even, saturating at 448; NaN is 0x7F."""
+    codes = values.clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+    return codes.masked_fill_(values.isnan(), 0x7F) if has_nan else codes
+
+
+def _e4m3_values(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """e4m3 codes (uint8 [slots, values]) as bf16, f16 or f32, exactly; NaN as `_rounded_values` has it."""
+    if codes.shape[1] % 2:
+        return _rounded_values(codes.view(torch.float8_e4m3fn).float(), dtype)
+    pairs = codes.view(torch.int16).int().bitwise_and_(0xFFFF)
+    return _e4m3_pairs(dtype, codes.device).index_select(0, pairs.view(-1)).view(dtype).view(codes.shape)
+
+
+@cache
+def _e4m3_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The values of every two codes, as integers with the bits of both: looked up much faster than converted."""
+    codes = torch.arange(2**16, device=device).short().view(torch.float8_e4m3fn)
+    return _rounded_values(codes.float(), dtype).view(torch.int32 if dtype.itemsize == 2 else torch.int64)
+
+
+def _e8m0_codes(scales: torch.Tensor) -> torch.Tensor:
+    """e8m0 codes (uint8) of powers of two of at least 2^-126, of 0 (the least code) and of infinity (NaN)."""
+    return (scales.view(torch.int32) >> 23).to(torch.uint8)
+
+
+def _e8m0_values(codes: torch.Tensor) -> torch.Tensor:
+    """e8m0 codes (uint8) as fp32, exactly."""
+    bits = codes.int()
+    values = torch.where(bits > 0, bits << 23, 0x400000).view(torch.float32)
+    return values.masked_fill_(bits == 0xFF, float("nan"))
+
+
+def _rounded_values(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """fp32 as bf16, f16 or f32, to nearest even; NaN is 0x7FFF, or 0x7FFFFFFF, on every device."""
+    result = values.to(dtype)
+    if not result.sum().isfinite():  # else none of them is NaN
+        bits = result.view(torch.int32 if dtype == torch.float32 else torch.int16)
+        bits.masked_fill_(values.isnan(), 0x7FFFFFFF if dtype == torch.float32 else 0x7FFF)
+    return result
+
+
+def _i8_codes(values: torch.Tensor, has_nan: bool) -> torch.Tensor:
+    """i8 codes (uint8 of the same bits) of fp32, which it rounds: to nearest even, saturating at 127; NaN is 127."""
+    codes = values.clamp_(-127, 127).round_().to(torch.int8).view(torch.uint8)
+    return codes.masked_fill_(values.isnan(), 127) if has_nan else codes
+
+
+def _i8_values(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """i8 codes (uint8 of the same bits) as bf16, f16 or f32, exactly."""
+    return codes.view(torch.int8).to(dtype)
+
+
+def _e2m1_codes(values: torch.Tensor, has_nan: bool) -> torch.Tensor:
+    """e2m1 codes (0 to 15, uint8) of fp32: to nearest even, saturating at 6; NaN is 6."""
+    sizes = values.abs()
+    codes = values.signbit().to(torch.uint8) << 3
+    for middle in (0.25, 1.25, 2.5, 5.0):  # which go to the even code below
+        codes += sizes > middle
+    for middle in (0.75, 1.75, 3.5):  # and above
+        codes += sizes >= middle
+    return codes.masked_fill_(values.isnan(), 7) if has_nan else codes
+
+
+def _packed_codes(codes: torch.Tensor) -> torch.Tensor:
+    """Codes of half a byte, [slots, values], two to a byte, the low half first."""
+    low, high = codes.unflatten(1, (-1, 2)).unbind(2)
+    return low | (high << 4)
+
+
+def _e2m1_values(pairs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """e2m1 codes, two to a byte (uint8 [slots, bytes]), as bf16, f16 or f32, exactly."""
+    codes = torch.stack((pairs & 0xF, pairs >> 4), 2).flatten(1).int()
+    values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    table = torch.tensor([*values, *(-value for value in values)], dtype=dtype, device=pairs.device)
+    return table.index_select(0, codes.view(-1)).view(codes.shape)
+
+
+def _largest(bits: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude of each row of bf16, as int16 with its bits; a NaN is above 0x7F80, infinity."""
+    return (bits & 0x7FFF).amax(-1, keepdim=True)
+
+
+def _quantise_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """i8 codes and the f32 scale of each block.
+
+    `blocks` are bf16, as int16 [tokens, blocks, values].
+    """
+    largest = _largest(blocks)
+    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    if has_nan:  # the largest of those that are none
+        largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
+    largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
+    scales = (largest / torch.full_like(largest, 127.0)).clamp(min=2.0**-126)
+    scales = torch.where(largest > 0, scales, 0)
+    divisors = torch.where(scales > 0, scales, 1)
+    codes = _i8_codes(values.div_(divisors), has_nan)
+    if not scales.all():  # a block of zeros, of either sign, and NaN
+        codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
+    return codes.flatten(1), scales.flatten(1)
+
+
+def _quantise_k_mxfp8_atom(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e4m3 codes and the e8m0 scale of each block, a power of two.
+
+    `blocks` are bf16, as int16 [tokens, blocks, values].
+    """
+    largest = _largest(blocks)
+    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    if has_nan:  # the largest of those that are none
+        largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
+    largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
+    scales = (largest / torch.full_like(largest, 448.0)).clamp(min=2.0**-126)
+    scales = torch.where(largest > 0, scales, 0)
+    bits = (scales.view(torch.int32) + 0x7FFFFF) & 0x7F800000  # up to a power of two
+    scales = bits.view(torch.float32)
+    divisors = torch.where(scales > 0, scales, 1)
+    codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
+    if not scales.all():  # a block of zeros, of either sign, and NaN
+        codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
+    return codes.flatten(1), _e8m0_codes(scales).flatten(1)
+
+
+def _quantise_k_nvfp4_nhd(blocks: torch.Tensor, outer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e2m1 codes and the e4m3 scale of each block, over a scale that is given.
+
+    `blocks` are bf16, as int16 [tokens, blocks, values].
+    """
+    largest = _largest(blocks)
+    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    if has_nan:  # the largest of those that are none
+        largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
+    largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
+    scales = (largest / torch.full_like(largest, 6.0) / outer).clamp(min=2.0**-126)
+    scales = torch.where(largest > 0, scales, 0)
+    stored = _e4m3_codes(scales, has_nan=True)
+    scales = stored.view(torch.float8_e4m3fn).float() * outer
+    divisors = torch.where(scales > 0, scales, 1)
+    codes = _e2m1_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
+    if not scales.all():  # a block of zeros, of either sign, and NaN
+        codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
+    return codes.flatten(1), stored.flatten(1)
+
+
+def _code_k(bits: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """e4m3 codes of values divided by a scale that is given. `bits` are bf16, as int16."""
+    values = bits.view(torch.bfloat16).float()
+    values = values.div_(scale)
+    return _e4m3_codes(values, has_nan=not values.sum().isfinite())
+
+
+_GIVEN_SCALES = {
+    "fp8_nhd": ("k_scale", "v_scale"),
+    "fp8_hnd": ("k_scale", "v_scale"),
+    "nvfp4_nhd": ("k_scale", "v_scale"),
+    "nvfp4_hnd": ("k_scale", "v_scale"),
+    "nvfp4_swizzled": ("k_scale", "v_scale"),
+}  # arguments of stores and loads, by format
+
+
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 
@@ -1881,6 +4016,31 @@ class _Entry:
     plane: Plane | None  # where each plane is a tensor
 
 
+@dataclass(frozen=True, eq=False)
+class _Owned:
+    """A buffer of a layer, in one tensor or in one for each plane of its page."""
+
+    space: Space
+    page: Page
+    tensors: tuple[torch.Tensor, ...]
+    views: dict[Record, torch.Tensor]  # of every slot, by the records of the page
+
+    @property
+    def planes(self) -> dict[str, torch.Tensor]:
+        """The memory of each plane from its first byte on, uint8 [pages, bytes], by the plane's name."""
+        if self.page.split:
+            return {plane.name: memory for plane, memory in zip(self.page.planes, self.tensors, strict=True)}
+        return {plane.name: self.tensors[0][:, plane.offset :] for plane in self.page.planes}
+
+    def memory_of(self, field: Field) -> tuple[torch.Tensor, int]:
+        """The tensor that a field lies in, and the byte of the page that it begins with."""
+        if not self.page.split:
+            return self.tensors[0], 0
+        found = (own for own in zip(self.page.planes, self.tensors, strict=True) if own[0].offset <= field.offset)
+        *_, (plane, memory) = found
+        return memory, plane.offset
+
+
 class GqaPool:
     """The tensors of one `GqaLayout` for a number of tokens, and the operations on them.
 
@@ -1925,27 +4085,33 @@ class GqaPool:
         self._triton = backend == "triton" or (backend == "auto" and not on_host)
         if self._triton and self.device.type == "cpu" and not _can_launch_on_cpu():
             raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported")
+        self._native = self._triton and _casts_to_e4m3(self.device)
         self._tokens = 4 if isinstance(_pack_kernel, triton.JITFunction) else 64  # of a program; interpreted, many
         self._allocate = allocate
         self._device_buffers = layout.buffers
         self._spaces = tuple({buffer.space.name: buffer.space for buffer in self._device_buffers}.values())
         self._roots = tuple(dict.fromkeys(space.numbering for space in self._spaces))
         self._none = torch.empty(0, dtype=torch.int64, device=self.device)  # slots of a space that nobody named
+        self._one = torch.ones(1, dtype=torch.float32, device=self.device)  # a scale that nobody gave
         self._buffers: dict[tuple[str, str | None, int], torch.Tensor] = {}
+        self._owned_of: dict[tuple[str, int], _Owned] = {}
         self._entries: list[_Entry] = []  # of the pointer table
         for buffer in self._device_buffers:
             num_pages = buffer.num_pages(tokens)
             page = buffer.page
             for layer in buffer.layers:
+                tensors, all_views = [], {}
                 for plane in page.planes if page.split else (None,):
                     name = f"{buffer.name}.{plane.name}" if plane else buffer.name
                     memory = self._memory(name, layer, num_pages, plane.page_bytes if plane else page.page_bytes)
                     self._buffers[buffer.name, plane.name if plane else None, layer] = memory
                     views = {own: _record_view(memory, page, own) for own in page.records_of(plane)}
                     self._entries.append(_Entry(name, buffer.space, layer, page, memory, views, plane))
+                    tensors.append(memory)
+                    all_views |= zip(page.records_in(plane), views.values(), strict=True)
+                self._owned_of[buffer.name, layer] = _Owned(buffer.space, page, tuple(tensors), all_views)
         names = list(dict.fromkeys(entry.name for entry in self._entries))
         self._entries.sort(key=lambda entry: names.index(entry.name))
-        self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
         if self._triton:
@@ -2004,8 +4170,8 @@ class GqaPool:
         return sum(memory.numel() for memory in self._buffers.values())
 
     def aux_bytes(self) -> int:
-        """Bytes of what else the pool keeps on the device: the pointer table."""
-        return self._table.nbytes
+        """Bytes of what else the pool keeps on the device: the pointer table and a scale of 1."""
+        return self._table.nbytes + self._one.nbytes
 
     def buffer(self, name: str, layer_id: int, plane: str | None = None) -> torch.Tensor:
         """The bytes of one layer: uint8 [num_pages, page_bytes]; of one plane where the buffer is split.
@@ -2034,8 +4200,248 @@ class GqaPool:
             slots = dict.fromkeys(self._roots, own)
             self.unpack(self.pack(slots), slots)
             self.clear_pages(slots)
+        for slots in nowhere:
+            for layer in self._owners(("kv",)):
+                entry = self._owned(layer, ("kv",))
+                dtypes = {
+                    "bf16_nhd": (torch.bfloat16,),
+                    "bf16_hnd": (torch.bfloat16,),
+                    "fp8_nhd": (torch.bfloat16, torch.float8_e4m3fn),
+                    "fp8_hnd": (torch.bfloat16, torch.float8_e4m3fn),
+                    "int8_nhd": (torch.bfloat16,),
+                    "int8_hnd": (torch.bfloat16,),
+                    "mxfp8_atom": (torch.bfloat16,),
+                    "mxfp8_nhd": (torch.bfloat16,),
+                    "nvfp4_nhd": (torch.bfloat16,),
+                    "nvfp4_hnd": (torch.bfloat16,),
+                    "nvfp4_swizzled": (torch.bfloat16,),
+                }[entry.page.format]
+                for k_dtype in dtypes:
+                    for v_dtype in dtypes:
+                        self.set_kv_buffer(
+                            layer,
+                            slots,
+                            self._none.new_zeros(
+                                (1, entry.page.constants["HEADS"], entry.page.constants["HEAD_DIM"]),
+                                dtype=k_dtype,
+                            ),
+                            self._none.new_zeros(
+                                (1, entry.page.constants["HEADS"], entry.page.constants["V_HEAD_DIM"]),
+                                dtype=v_dtype,
+                            ),
+                        )
+        for slots, dtype in product(nowhere, (torch.bfloat16, torch.float16, torch.float32)):
+            for layer in self._owners(("kv",)):
+                self.load_kv(layer, slots, dtype)
 
-    def move(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
+    def set_kv_buffer(
+        self,
+        layer_id: int,
+        loc: torch.Tensor,
+        cache_k: torch.Tensor,
+        cache_v: torch.Tensor,
+        k_scale: torch.Tensor | float | None = None,
+        v_scale: torch.Tensor | float | None = None,
+        *,
+        skip_reserved: bool = True,
+    ) -> None:
+        """Store tokens in `kv`, quantised where the format is. One kernel.
+
+        Slots outside the space are skipped; of tokens with one slot, each byte is from one of them.
+
+        Args:
+            layer_id: global id of a layer that owns `kv`.
+            loc: slots, int32 or int64 [n].
+            cache_k: k, bfloat16 or float8_e4m3fn [n, heads, head_dim].
+            cache_v: v, bfloat16 or float8_e4m3fn [n, heads, v_head_dim].
+            k_scale, v_scale: where the format takes a scale, a number above 0 or float32 [1] of the device; or 1.
+            skip_reserved: whether slot 0 is skipped too, which padded tokens have.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        entry = self._owned(layer_id, ("kv",))
+        slots = self._integers("loc", loc, 1)
+        dtypes = {
+            "bf16_nhd": (torch.bfloat16,),
+            "bf16_hnd": (torch.bfloat16,),
+            "fp8_nhd": (torch.bfloat16, torch.float8_e4m3fn),
+            "fp8_hnd": (torch.bfloat16, torch.float8_e4m3fn),
+            "int8_nhd": (torch.bfloat16,),
+            "int8_hnd": (torch.bfloat16,),
+            "mxfp8_atom": (torch.bfloat16,),
+            "mxfp8_nhd": (torch.bfloat16,),
+            "nvfp4_nhd": (torch.bfloat16,),
+            "nvfp4_hnd": (torch.bfloat16,),
+            "nvfp4_swizzled": (torch.bfloat16,),
+        }[entry.page.format]
+        cache_k = self._values(
+            "cache_k",
+            cache_k,
+            (len(slots), entry.page.constants["HEADS"], entry.page.constants["HEAD_DIM"]),
+            *dtypes,
+        )
+        cache_v = self._values(
+            "cache_v",
+            cache_v,
+            (len(slots), entry.page.constants["HEADS"], entry.page.constants["V_HEAD_DIM"]),
+            *dtypes,
+        )
+        first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
+        scales = self._scales(entry, k_scale=k_scale, v_scale=v_scale)
+        own = {
+            "bf16_nhd": (_store_bf16_nhd_kernel, _store_bf16_nhd),
+            "bf16_hnd": (_store_bf16_hnd_kernel, _store_bf16_hnd),
+            "fp8_nhd": (_store_fp8_nhd_kernel, _store_fp8_nhd),
+            "fp8_hnd": (_store_fp8_hnd_kernel, _store_fp8_hnd),
+            "int8_nhd": (_store_int8_nhd_kernel, _store_int8_nhd),
+            "int8_hnd": (_store_int8_hnd_kernel, _store_int8_hnd),
+            "mxfp8_atom": (_store_mxfp8_atom_kernel, _store_mxfp8_atom),
+            "mxfp8_nhd": (_store_mxfp8_nhd_kernel, _store_mxfp8_nhd),
+            "nvfp4_nhd": (_store_nvfp4_nhd_kernel, _store_nvfp4_nhd),
+            "nvfp4_hnd": (_store_nvfp4_hnd_kernel, _store_nvfp4_hnd),
+            "nvfp4_swizzled": (_store_nvfp4_swizzled_kernel, _store_nvfp4_swizzled),
+        }[entry.page.format]
+        self._store(*own, entry, slots, first_slot, cache_k, cache_v, scales=scales)
+
+    def load_kv(
+        self,
+        layer_id: int,
+        loc: torch.Tensor,
+        dst_dtype: torch.dtype = torch.bfloat16,
+        k_scale: torch.Tensor | float | None = None,
+        v_scale: torch.Tensor | float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Read tokens of `kv`, dequantised. One kernel.
+
+        Returns k [n, heads, head_dim], v [n, heads, v_head_dim]; zeros for a slot outside. A NaN that is computed is
+        0x7FFF in 16 bits.
+
+        Args:
+            layer_id: global id of a layer that owns `kv`.
+            loc: slots, int32 or int64 [n].
+            dst_dtype: of what comes back, bfloat16, float16 or float32.
+            k_scale, v_scale: where the format takes a scale, a number above 0 or float32 [1] of the device; or 1.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        entry = self._owned(layer_id, ("kv",))
+        slots = self._integers("loc", loc, 1)
+        if dst_dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise ValueError(f"dst_dtype must be bfloat16, float16 or float32, not {_shown(dst_dtype)}")
+        scales = self._scales(entry, k_scale=k_scale, v_scale=v_scale)
+        own = {
+            "bf16_nhd": (_load_bf16_nhd_kernel, _load_bf16_nhd),
+            "bf16_hnd": (_load_bf16_hnd_kernel, _load_bf16_hnd),
+            "fp8_nhd": (_load_fp8_nhd_kernel, _load_fp8_nhd),
+            "fp8_hnd": (_load_fp8_hnd_kernel, _load_fp8_hnd),
+            "int8_nhd": (_load_int8_nhd_kernel, _load_int8_nhd),
+            "int8_hnd": (_load_int8_hnd_kernel, _load_int8_hnd),
+            "mxfp8_atom": (_load_mxfp8_atom_kernel, _load_mxfp8_atom),
+            "mxfp8_nhd": (_load_mxfp8_nhd_kernel, _load_mxfp8_nhd),
+            "nvfp4_nhd": (_load_nvfp4_nhd_kernel, _load_nvfp4_nhd),
+            "nvfp4_hnd": (_load_nvfp4_hnd_kernel, _load_nvfp4_hnd),
+            "nvfp4_swizzled": (_load_nvfp4_swizzled_kernel, _load_nvfp4_swizzled),
+        }[entry.page.format]
+        k, v = self._load(
+            *own,
+            (
+                entry.page.constants["HEAD_DIM"] * entry.page.constants["HEADS"],
+                entry.page.constants["HEADS"] * entry.page.constants["V_HEAD_DIM"],
+            ),
+            (dst_dtype, dst_dtype),
+            entry,
+            slots,
+            scales=scales,
+        )
+        return (
+            k.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["HEAD_DIM"])),
+            v.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["V_HEAD_DIM"])),
+        )
+
+    def get_kv_fields(self, layer_id: int) -> dict[str, torch.Tensor]:
+        """Each field of `kv`, a view: [pages, slots of a page, axes of the field].
+
+        Args:
+            layer_id: global id of a layer that owns `kv`.
+
+        Raises:
+            ValueError: a layer that is not held here, or an unfit argument.
+            LookupError: a layer without the buffer, with those that have one.
+        """
+        entry = self._owned(layer_id, ("kv",))
+        return {
+            field.name: _field_view(*entry.memory_of(field), field, _TORCH_DTYPES[field.dtype])
+            for field in entry.page.fields
+        }
+
+    def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
+        """Addresses, bytes and bytes of a page of `kv` for each layer held.
+
+        Three lists in the order of the layers; zeros for a layer that owns none.
+        """
+        return self._infos(("kv",))
+
+    def _store(
+        self,
+        kernel: Any,
+        twin: Callable,
+        entry: _Owned,
+        slots: torch.Tensor,
+        first_slot: int,
+        *values: torch.Tensor,
+        scales: tuple[torch.Tensor, ...] = (),
+    ) -> None:
+        """Write rows of values into slots of a layer, those outside left out."""
+        num_slots = self._num_slots(entry.space)
+        if not self._triton:
+            slots = slots.long()
+            kept = (slots >= first_slot) & (slots < num_slots)
+            slots, *values = _filtered(kept, slots, *values)
+            fields = twin(entry, *values, *scales)
+            for name, own in fields.items():
+                _write(entry, name, slots, own)
+        elif len(slots):
+            strided = (argument for rows in values for argument in (rows, rows.stride(0)))
+            bounds = (len(slots), first_slot, num_slots)
+            grid = (-(-len(slots) // self._tokens),)
+            self._launch(kernel, grid, entry, slots, slots.stride(0), *bounds, *strided, *scales)
+
+    def _load(
+        self,
+        kernel: Any,
+        twin: Callable,
+        numbers: tuple[int, ...],
+        dtypes: tuple[torch.dtype, ...],
+        entry: _Owned,
+        slots: torch.Tensor,
+        scales: tuple[torch.Tensor, ...] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """Read fields from slots of a layer, [slots, values] of each."""
+        num_slots = self._num_slots(entry.space)
+        if not self._triton:
+            slots = slots.long()
+            return twin(entry, slots, (slots >= 0) & (slots < num_slots), dtypes, *scales)
+        shapes = zip(numbers, dtypes, strict=True)
+        outputs = tuple(self._none.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
+        if len(slots):
+            grid = (-(-len(slots) // self._tokens),)
+            self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs, *scales)
+        return outputs
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], entry: _Owned, *arguments: Any) -> None:
+        """Launch a kernel on the memory of an entry, with those constants that it has."""
+        constants = {"TOKENS": self._tokens, "NATIVE": self._native, **entry.page.constants}
+        for name, memory in entry.planes.items():
+            constants |= {f"{name}_memory_ptr": memory, f"{name.upper()}_PAGE_BYTES": memory.stride(0)}
+        own = {name: value for name, value in constants.items() if name in kernel.arg_names}
+        with self._launching():
+            kernel[grid](*arguments, **own, enable_fp_fusion=False)
+
+    def move_kv_cache(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
         """Copy slots to other slots in every buffer of every layer, as if all reads came first.
 
         A pair with a slot outside its space is skipped. Two launches and a temporary of the bytes that are moved.
@@ -2056,7 +4462,7 @@ class GqaPool:
         staging = self._pack(self._in_spaces(sources), torch.empty)
         self._unpack(staging, self._in_spaces(targets))
 
-    def save(self, loc: torch.Tensor | Mapping) -> dict[str, Any]:
+    def get_cpu_copy(self, loc: torch.Tensor | Mapping) -> dict[str, Any]:
         """A copy of slots in host memory: their fields in all buffers of all layers.
 
         Packs on the device and waits for the transfer, `_STAGED_BYTES` at a time. The copy is a mapping that can be
@@ -2077,13 +4483,13 @@ class GqaPool:
             staging.append(self._pack(self._in_spaces(part)).cpu())
         return {**self._identity(), "slots": _counts(slots), "part_slots": part_slots, "staging": tuple(staging)}
 
-    def restore(self, copy: Mapping[str, Any], loc: torch.Tensor | Mapping) -> None:
+    def load_cpu_copy(self, copy: Mapping[str, Any], loc: torch.Tensor | Mapping) -> None:
         """Write a copy into slots, which need not be those it was made of. A transfer and a launch for each part.
 
         A slot that is outside its space, or was when the copy was made, is skipped.
 
         Args:
-            copy: what `save` returned, here or in a pool of the same layers and pages.
+            copy: what `get_cpu_copy` returned, here or in a pool of the same layers and pages.
             loc: as many slots of the same spaces.
 
         Raises:
@@ -2179,9 +4585,34 @@ class GqaPool:
         if layer_id not in self.layout.held:
             raise ValueError(f"layer_id must be a layer of this pool, {list(self.layout.held)}, not {layer_id}")
 
+    def _owned(self, layer_id: int, names: tuple[str, ...]) -> _Owned:
+        """The one of these buffers that the layer owns."""
+        self._check_layer(layer_id)
+        for name in names:
+            if (name, layer_id) in self._owned_of:
+                return self._owned_of[name, layer_id]
+        listed = " or ".join(f"`{name}`" for name in names)
+        raise LookupError(f"layer {layer_id} has no {listed} here; the layers that have one are {self._owners(names)}")
+
     def _owners(self, names: tuple[str, ...]) -> list[int]:
         """The layers that own one of these buffers."""
         return [layer for name in names for layer in self.layout.layers(name)]
+
+    def _infos(self, names: tuple[str, ...]) -> tuple[list[int], list[int], list[int]]:
+        """Address, bytes and page bytes of these buffers for each layer held, in order; 0 where it owns none.
+
+        Where planes are tensors of their own, those of the first plane of every layer, then of the next.
+        """
+        ptrs, lens, item_lens = [], [], []
+        held = [[self._owned_of.get((name, layer)) for name in names] for layer in self.layout.held]
+        tensors = [next((owned.tensors for owned in own if owned), ()) for own in held]
+        for position in range(max(map(len, tensors), default=1) or 1):
+            for own in tensors:
+                memory = own[position] if own else None
+                ptrs.append(0 if memory is None else _address(memory))
+                lens.append(0 if memory is None else memory.numel())
+                item_lens.append(0 if memory is None else memory.shape[1])
+        return ptrs, lens, item_lens
 
     def _num_pages(self, space: Space) -> int:
         """Pages of a space, reserved ones included."""
@@ -2205,6 +4636,39 @@ class GqaPool:
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         return tensor
+
+    def _values(self, name: str, tensor: Any, shape: tuple[int, ...], *dtypes: torch.dtype) -> torch.Tensor:
+        """Values of slots as integers of their size, [slots, values]. Axes of 1 may be there or not."""
+        fits = isinstance(tensor, torch.Tensor) and tensor.dtype in dtypes and tensor.shape[:1] == shape[:1]
+        if not fits or [extent for extent in tensor.shape[1:] if extent != 1] != [own for own in shape[1:] if own != 1]:
+            wanted = f"{' or '.join(str(own).removeprefix('torch.') for own in dtypes)} {list(shape)}"
+            raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
+        self._check_device(name, tensor)
+        rows = tensor.reshape(shape[0], math.prod(shape[1:]))
+        is_wide = self._triton and rows.shape[1] * tensor.itemsize % 16 == 0
+        if rows.stride(1) != 1 or (is_wide and (rows.stride(0) % 16 or rows.data_ptr() % 16)):
+            rows = rows.clone(memory_format=torch.contiguous_format)  # kernels take rows at multiples of 16
+        return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+
+    def _scales(self, entry: _Owned, **given: object) -> tuple[torch.Tensor, ...]:
+        """Of the scales that are given those that the format of a page takes; 1 for one that is not."""
+        taken = _GIVEN_SCALES.get(entry.page.format, ())
+        for name, scale in given.items():
+            if scale is not None and name not in taken:
+                raise ValueError(f"{name} must be None: `{entry.page.format}` takes no such scale")
+        return tuple(self._scale(name, scale) for name, scale in given.items() if name in taken)
+
+    def _scale(self, name: str, scale: Any) -> torch.Tensor:
+        """A scale as float32 [1]."""
+        if scale is None:
+            return self._one
+        if type(scale) in (int, float) and 2.0**-126 <= scale < 2.0**128:
+            return torch.full((1,), scale, dtype=torch.float32, device=self.device)
+        if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32 or scale.numel() != 1:
+            wanted = "a number above 0 or float32 with one element"
+            raise ValueError(f"{name} must be {wanted}, not {_kind(scale)}")
+        self._check_device(name, scale)
+        return scale.reshape(1)
 
     def _default_roots(self, name: str) -> list[str]:
         """The space that one tensor of slots is for. ValueError where there is not one."""
@@ -2374,6 +4838,15 @@ def _can_launch_on_cpu() -> bool:
     return True
 
 
+def _casts_to_e4m3(device: torch.device) -> bool:
+    """Whether the device has an instruction that gives the bytes of `_e4m3_code`."""
+    if device.type != "cuda":
+        return False
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(device).gcnArchName.startswith("gfx95")
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def _address(memory: torch.Tensor) -> int:
     """Where the memory begins; 0 on "meta"."""
     return 0 if memory.is_meta else memory.data_ptr()
@@ -2422,7 +4895,7 @@ def _axes(walk: tuple) -> tuple[list[int], list[int]]:
     return [extent for _, extent, _ in reversed(walk)], [stride for _, _, stride in reversed(walk)]
 
 
-def _places(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _places(entry: _Entry | _Owned, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What picks the slots out of the view of a record: the same for all entries that are alike."""
     if entry.views[record].ndim == 2:
         return (slots,)
@@ -2430,7 +4903,7 @@ def _places(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.T
     return (pages, *(place // low % extent for low, extent, _ in reversed(record.slot_walk)))
 
 
-def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
+def _copy_out(entry: _Entry | _Owned, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Read the records of slots that are all inside into uint8 [slots, bytes]."""
     view = entry.views[record]
     units = rows.view(view.dtype)
@@ -2440,7 +4913,7 @@ def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], r
         units.copy_(view[places].flatten(1))
 
 
-def _copy_in(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
+def _copy_in(entry: _Entry | _Owned, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Write uint8 [slots, bytes] into the records of slots that are all inside."""
     view = entry.views[record]
     units = rows.view(view.dtype)
@@ -2450,9 +4923,364 @@ def _copy_in(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], ro
         view[places] = units.view(len(rows), *view.shape[len(places) :])
 
 
+def _field_view(memory: torch.Tensor, begin: int, field: Field, dtype: torch.dtype) -> torch.Tensor:
+    """A field of every slot of a layer, a view: [pages, slots of a page, axes of the field].
+
+    The memory begins with byte `begin` of the page.
+    """
+    values = memory.view(dtype)
+    size = values.element_size()
+    extents, steps = _flat(field.shape), _flat(field.stride)
+    if field.dtype == "e2m1":  # as bytes, of two values each
+        extents, steps = extents[:-1], steps[:-1]
+    shape = [len(memory), *extents]
+    stride = [step // size for step in (memory.stride(0), *steps)]
+    return values.as_strided(shape, stride, values.storage_offset() + (field.offset - begin) // size)
+
+
+def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What picks the slots out of `_field_view`."""
+    place, pieces = slots % page.slots, field.shape[0]
+    index: list[torch.Tensor] = []
+    for extent in pieces if isinstance(pieces, tuple) else (pieces,):
+        index.insert(0, place % extent)
+        place = place // extent
+    return (slots // page.slots, *index)
+
+
+def _write(entry: _Owned, name: str, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """Write a field of slots that are all inside; values [slots, values of a slot]."""
+    field = entry.page.field(name)
+    index, view = _index(entry.page, field, slots), _field_view(*entry.memory_of(field), field, values.dtype)
+    view[index] = values.reshape(len(slots), *view.shape[len(index) :])
+
+
+def _read(entry: _Owned, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
+    field = entry.page.field(name)
+    view = _field_view(*entry.memory_of(field), field, dtype)
+    if not kept.all():
+        rows = view.new_zeros((len(slots), field.count))
+        if kept.any():
+            rows[kept] = _read(entry, name, slots[kept], kept[kept], dtype)
+        return rows
+    if not isinstance(field.shape[0], tuple) and view.stride(0) == view.shape[1] * view.stride(1):
+        values = view.flatten(0, 1).index_select(0, slots)
+    else:
+        values = view[_index(entry.page, field, slots)]
+    return values.reshape(len(slots), field.count)
+
+
+def _store_bf16_nhd(entry: _Owned, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The fields of `bf16_nhd` for values, [slots, values] each."""
+    return {"k": k, "v": v}
+
+
+def _store_bf16_hnd(entry: _Owned, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The fields of `bf16_hnd` for values, [slots, values] each."""
+    return {"k": k, "v": v}
+
+
+def _store_fp8_nhd(
+    entry: _Owned, k: torch.Tensor, v: torch.Tensor, k_given: torch.Tensor, v_given: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The fields of `fp8_nhd` for values, [slots, values] each."""
+    if k.dtype != torch.uint8:
+        k = _code_k(k, k_given)
+    if v.dtype != torch.uint8:
+        v = _code_k(v, v_given)
+    return {"k": k, "v": v}
+
+
+def _store_fp8_hnd(
+    entry: _Owned, k: torch.Tensor, v: torch.Tensor, k_given: torch.Tensor, v_given: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The fields of `fp8_hnd` for values, [slots, values] each."""
+    if k.dtype != torch.uint8:
+        k = _code_k(k, k_given)
+    if v.dtype != torch.uint8:
+        v = _code_k(v, v_given)
+    return {"k": k, "v": v}
+
+
+def _store_int8_nhd(entry: _Owned, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The fields of `int8_nhd` for values, [slots, values] each."""
+    k, k_scale = _quantise_k(k.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["HEAD_DIM"])))
+    v, v_scale = _quantise_k(v.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["V_HEAD_DIM"])))
+    return {"k": k, "k_scale": k_scale, "v": v, "v_scale": v_scale}
+
+
+def _store_int8_hnd(entry: _Owned, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The fields of `int8_hnd` for values, [slots, values] each."""
+    k, k_scale = _quantise_k(k.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["HEAD_DIM"])))
+    v, v_scale = _quantise_k(v.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["V_HEAD_DIM"])))
+    return {"k": k, "k_scale": k_scale, "v": v, "v_scale": v_scale}
+
+
+def _store_mxfp8_atom(entry: _Owned, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The fields of `mxfp8_atom` for values, [slots, values] each."""
+    k, k_scale = _quantise_k_mxfp8_atom(
+        k.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 32) * entry.page.constants["HEADS"], 32)),
+    )
+    v, v_scale = _quantise_k_mxfp8_atom(
+        v.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 32), 32)),
+    )
+    return {"k": k, "v": v, "k_scale": k_scale, "v_scale": v_scale}
+
+
+def _store_mxfp8_nhd(entry: _Owned, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The fields of `mxfp8_nhd` for values, [slots, values] each."""
+    k, k_scale = _quantise_k_mxfp8_atom(
+        k.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 32) * entry.page.constants["HEADS"], 32)),
+    )
+    v, v_scale = _quantise_k_mxfp8_atom(
+        v.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 32), 32)),
+    )
+    return {"k": k, "v": v, "k_scale": k_scale, "v_scale": v_scale}
+
+
+def _store_nvfp4_nhd(
+    entry: _Owned, k: torch.Tensor, v: torch.Tensor, k_given: torch.Tensor, v_given: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The fields of `nvfp4_nhd` for values, [slots, values] each."""
+    k, k_scale = _quantise_k_nvfp4_nhd(
+        k.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 16) * entry.page.constants["HEADS"], 16)),
+        k_given,
+    )
+    k = _packed_codes(k)
+    v, v_scale = _quantise_k_nvfp4_nhd(
+        v.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 16), 16)),
+        v_given,
+    )
+    v = _packed_codes(v)
+    return {"k": k, "k_scale": k_scale, "v": v, "v_scale": v_scale}
+
+
+def _store_nvfp4_hnd(
+    entry: _Owned, k: torch.Tensor, v: torch.Tensor, k_given: torch.Tensor, v_given: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The fields of `nvfp4_hnd` for values, [slots, values] each."""
+    k, k_scale = _quantise_k_nvfp4_nhd(
+        k.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 16) * entry.page.constants["HEADS"], 16)),
+        k_given,
+    )
+    k = _packed_codes(k)
+    v, v_scale = _quantise_k_nvfp4_nhd(
+        v.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 16), 16)),
+        v_given,
+    )
+    v = _packed_codes(v)
+    return {"k": k, "k_scale": k_scale, "v": v, "v_scale": v_scale}
+
+
+def _store_nvfp4_swizzled(
+    entry: _Owned, k: torch.Tensor, v: torch.Tensor, k_given: torch.Tensor, v_given: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The fields of `nvfp4_swizzled` for values, [slots, values] each."""
+    k, k_scale = _quantise_k_nvfp4_nhd(
+        k.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 16) * entry.page.constants["HEADS"], 16)),
+        k_given,
+    )
+    k = _packed_codes(k)
+    v, v_scale = _quantise_k_nvfp4_nhd(
+        v.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 16), 16)),
+        v_given,
+    )
+    v = _packed_codes(v)
+    return {"k": k, "k_scale": k_scale, "v": v, "v_scale": v_scale}
+
+
+def _load_bf16_nhd(
+    entry: _Owned, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `bf16_nhd`; zeros for a slot outside."""
+    k = _read(entry, "k", slots, kept, torch.bfloat16)
+    if dtypes[0] != torch.bfloat16:
+        k = _rounded_values(k.float(), dtypes[0])
+    v = _read(entry, "v", slots, kept, torch.bfloat16)
+    if dtypes[1] != torch.bfloat16:
+        v = _rounded_values(v.float(), dtypes[1])
+    return k, v
+
+
+def _load_bf16_hnd(
+    entry: _Owned, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `bf16_hnd`; zeros for a slot outside."""
+    k = _read(entry, "k", slots, kept, torch.bfloat16)
+    if dtypes[0] != torch.bfloat16:
+        k = _rounded_values(k.float(), dtypes[0])
+    v = _read(entry, "v", slots, kept, torch.bfloat16)
+    if dtypes[1] != torch.bfloat16:
+        v = _rounded_values(v.float(), dtypes[1])
+    return k, v
+
+
+def _load_fp8_nhd(
+    entry: _Owned,
+    slots: torch.Tensor,
+    kept: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    k_given: torch.Tensor,
+    v_given: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `fp8_nhd`; zeros for a slot outside."""
+    k = _e4m3_values(_read(entry, "k", slots, kept, torch.uint8), torch.float32)
+    k = _rounded_values(k * k_given, dtypes[0])
+    v = _e4m3_values(_read(entry, "v", slots, kept, torch.uint8), torch.float32)
+    v = _rounded_values(v * v_given, dtypes[1])
+    return k, v
+
+
+def _load_fp8_hnd(
+    entry: _Owned,
+    slots: torch.Tensor,
+    kept: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    k_given: torch.Tensor,
+    v_given: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `fp8_hnd`; zeros for a slot outside."""
+    k = _e4m3_values(_read(entry, "k", slots, kept, torch.uint8), torch.float32)
+    k = _rounded_values(k * k_given, dtypes[0])
+    v = _e4m3_values(_read(entry, "v", slots, kept, torch.uint8), torch.float32)
+    v = _rounded_values(v * v_given, dtypes[1])
+    return k, v
+
+
+def _load_int8_nhd(
+    entry: _Owned, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `int8_nhd`; zeros for a slot outside."""
+    codes = _i8_values(_read(entry, "k", slots, kept, torch.uint8), torch.float32)
+    scales = _read(entry, "k_scale", slots, kept, torch.float32)
+    codes = codes.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["HEAD_DIM"]))
+    k = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
+    codes = _i8_values(_read(entry, "v", slots, kept, torch.uint8), torch.float32)
+    scales = _read(entry, "v_scale", slots, kept, torch.float32)
+    codes = codes.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["V_HEAD_DIM"]))
+    v = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[1])
+    return k, v
+
+
+def _load_int8_hnd(
+    entry: _Owned, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `int8_hnd`; zeros for a slot outside."""
+    codes = _i8_values(_read(entry, "k", slots, kept, torch.uint8), torch.float32)
+    scales = _read(entry, "k_scale", slots, kept, torch.float32)
+    codes = codes.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["HEAD_DIM"]))
+    k = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
+    codes = _i8_values(_read(entry, "v", slots, kept, torch.uint8), torch.float32)
+    scales = _read(entry, "v_scale", slots, kept, torch.float32)
+    codes = codes.unflatten(1, (entry.page.constants["HEADS"], entry.page.constants["V_HEAD_DIM"]))
+    v = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[1])
+    return k, v
+
+
+def _load_mxfp8_atom(
+    entry: _Owned, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `mxfp8_atom`; zeros for a slot outside."""
+    codes = _e4m3_values(_read(entry, "k", slots, kept, torch.uint8), torch.float32)
+    scales = _e8m0_values(_read(entry, "k_scale", slots, kept, torch.uint8))
+    codes = codes.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 32) * entry.page.constants["HEADS"], 32))
+    k = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
+    codes = _e4m3_values(_read(entry, "v", slots, kept, torch.uint8), torch.float32)
+    scales = _e8m0_values(_read(entry, "v_scale", slots, kept, torch.uint8))
+    codes = codes.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 32), 32))
+    v = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[1])
+    return k, v
+
+
+def _load_mxfp8_nhd(
+    entry: _Owned, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `mxfp8_nhd`; zeros for a slot outside."""
+    codes = _e4m3_values(_read(entry, "k", slots, kept, torch.uint8), torch.float32)
+    scales = _e8m0_values(_read(entry, "k_scale", slots, kept, torch.uint8))
+    codes = codes.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 32) * entry.page.constants["HEADS"], 32))
+    k = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
+    codes = _e4m3_values(_read(entry, "v", slots, kept, torch.uint8), torch.float32)
+    scales = _e8m0_values(_read(entry, "v_scale", slots, kept, torch.uint8))
+    codes = codes.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 32), 32))
+    v = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[1])
+    return k, v
+
+
+def _load_nvfp4_nhd(
+    entry: _Owned,
+    slots: torch.Tensor,
+    kept: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    k_given: torch.Tensor,
+    v_given: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `nvfp4_nhd`; zeros for a slot outside."""
+    codes = _e2m1_values(_read(entry, "k", slots, kept, torch.uint8), torch.float32)
+    scales = _e4m3_values(_read(entry, "k_scale", slots, kept, torch.uint8), torch.float32) * k_given
+    codes = codes.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 16) * entry.page.constants["HEADS"], 16))
+    k = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
+    codes = _e2m1_values(_read(entry, "v", slots, kept, torch.uint8), torch.float32)
+    scales = _e4m3_values(_read(entry, "v_scale", slots, kept, torch.uint8), torch.float32) * v_given
+    codes = codes.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 16), 16))
+    v = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[1])
+    return k, v
+
+
+def _load_nvfp4_hnd(
+    entry: _Owned,
+    slots: torch.Tensor,
+    kept: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    k_given: torch.Tensor,
+    v_given: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `nvfp4_hnd`; zeros for a slot outside."""
+    codes = _e2m1_values(_read(entry, "k", slots, kept, torch.uint8), torch.float32)
+    scales = _e4m3_values(_read(entry, "k_scale", slots, kept, torch.uint8), torch.float32) * k_given
+    codes = codes.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 16) * entry.page.constants["HEADS"], 16))
+    k = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
+    codes = _e2m1_values(_read(entry, "v", slots, kept, torch.uint8), torch.float32)
+    scales = _e4m3_values(_read(entry, "v_scale", slots, kept, torch.uint8), torch.float32) * v_given
+    codes = codes.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 16), 16))
+    v = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[1])
+    return k, v
+
+
+def _load_nvfp4_swizzled(
+    entry: _Owned,
+    slots: torch.Tensor,
+    kept: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    k_given: torch.Tensor,
+    v_given: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `nvfp4_swizzled`; zeros for a slot outside."""
+    codes = _e2m1_values(_read(entry, "k", slots, kept, torch.uint8), torch.float32)
+    scales = _e4m3_values(_read(entry, "k_scale", slots, kept, torch.uint8), torch.float32) * k_given
+    codes = codes.unflatten(1, ((entry.page.constants["HEAD_DIM"] // 16) * entry.page.constants["HEADS"], 16))
+    k = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
+    codes = _e2m1_values(_read(entry, "v", slots, kept, torch.uint8), torch.float32)
+    scales = _e4m3_values(_read(entry, "v_scale", slots, kept, torch.uint8), torch.float32) * v_given
+    codes = codes.unflatten(1, (entry.page.constants["HEADS"] * (entry.page.constants["V_HEAD_DIM"] // 16), 16))
+    v = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[1])
+    return k, v
+
+
 def _filtered(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The rows of each tensor that are kept."""
     return tensors if kept.all() else tuple(tensor[kept] for tensor in tensors)
+
+
+_TORCH_DTYPES = {
+    "bf16": torch.bfloat16,
+    "e2m1": torch.uint8,
+    "e4m3": torch.float8_e4m3fn,
+    "e8m0": torch.float8_e8m0fnu,
+    "f32": torch.float32,
+    "i8": torch.int8,
+}
 
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}

@@ -18,6 +18,12 @@ mla_fp8_raw: a page is 576 * slots bytes
   at 0, a record of 576 bytes for each slot
         0..511  latent  e4m3[512]  saturating cast
       512..575  rope    e4m3[64]   saturating cast
+
+mla_nvfp4: a page is 432 * slots bytes
+  at 0, a record of 432 bytes for each slot
+        0..255  latent        e2m1[512]  scaled by latent_scale
+      256..287  latent_scale  e4m3[32]
+      304..431  rope          bf16[64]
 """
 
 import difflib
@@ -33,7 +39,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "d30088a98431c3eb"
+LAYOUT_FINGERPRINT = "8b415ee7c1fc9719"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {
     "bf16": 2,
@@ -55,6 +61,7 @@ class Field:
     """One value of every slot of a page.
 
     Element (slot, i, ...) begins offset + slot * stride[0] + i * stride[1] + ... bytes into the page.
+    The pieces of an axis that is cut stand in a tuple, the innermost first.
     """
 
     name: str
@@ -66,8 +73,8 @@ class Field:
 
     @property
     def count(self) -> int:
-        """Values of one slot."""
-        return math.prod(self.shape[1:])
+        """Values of one slot; of e2m1, which has two in a byte, the bytes."""
+        return math.prod(_flat(self.shape[1:])) // (2 if self.dtype == "e2m1" else 1)
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,11 @@ class Record:
     offset: int
     nbytes: int
     slot_stride: int
+
+
+def _flat(shape: tuple) -> list[int]:
+    """Extents or strides with those of an axis in pieces one by one, the outermost first."""
+    return [number for axis in shape for number in (reversed(axis) if isinstance(axis, tuple) else (axis,))]
 
 
 @dataclass(frozen=True)
@@ -172,6 +184,32 @@ def mla_fp8_raw_page(slots: int) -> Page:
     )
 
 
+def mla_nvfp4_page(slots: int) -> Page:
+    """A page of `mla_nvfp4`: formats.mla_nvfp4."""
+    return Page(
+        format="mla_nvfp4",
+        slots=slots,
+        page_bytes=432 * slots,
+        fields=(
+            Field(
+                "latent",
+                "e2m1",
+                offset=0,
+                shape=(slots, (2, 256)),
+                stride=(432, (Fraction(1, 2), 1)),
+                rounding="scale latent_scale for blocks of 16, exact, reciprocal, outer given",
+            ),
+            Field("latent_scale", "e4m3", offset=256, shape=(slots, 32), stride=(432, 1)),
+            Field("rope", "bf16", offset=304, shape=(slots, 64), stride=(432, 2)),
+        ),
+        records=(
+            Record(("latent", "latent_scale"), offset=0, nbytes=288, slot_stride=432),
+            Record(("rope",), offset=304, nbytes=128, slot_stride=432),
+        ),
+        numbers=(),
+    )
+
+
 @dataclass(frozen=True)
 class Space:
     """Slots that are numbered together, in whole pages; the first `reserved_pages` of them are never handed out."""
@@ -246,7 +284,7 @@ class MlaLayout:
         Args:
             config: a mapping, an object with attributes, or the path of a config.json; fields are looked up in its
                 `text_config` first. None means absent.
-            kv_format: bf16, fp8_scaled, fp8_raw; default bf16.
+            kv_format: bf16, fp8_scaled, fp8_raw, nvfp4; default bf16.
             page_size: an integer of at least 1; default 64.
             role: target (the body, default), draft, or both.
             start_layer, end_layer: the pipeline stage in global ids, end exclusive; the default is every layer.
@@ -261,7 +299,7 @@ class MlaLayout:
             read.fixed("qk_rope_head_dim", kind=_exactly(64))
             index_topk = read.config("index_topk", kind=_integer(), default=None)
             kda_layers = read.config("linear_attn_config.kda_layers", kind=_list_of(_integer()), default=None)
-            kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw"), default="bf16")
+            kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw", "nvfp4"), default="bf16")
             page_size = read.choice("page_size", kind=_integer(minimum=1), default=64)
             role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
             start_layer = read.choice("start_layer", kind=_integer(), default=0)
@@ -299,8 +337,10 @@ class MlaLayout:
                 mla_row_page = mla_bf16_page(token_space.page_size)
             elif kv_format == "fp8_scaled":
                 mla_row_page = mla_fp8_scaled_page(token_space.page_size)
-            else:
+            elif kv_format == "fp8_raw":
                 mla_row_page = mla_fp8_raw_page(token_space.page_size)
+            else:
+                mla_row_page = mla_nvfp4_page(token_space.page_size)
             return cls(
                 kv_format=kv_format,
                 page_size=page_size,
@@ -702,8 +742,45 @@ def _rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def _e2m1_code(x):
+    """e2m1 codes (0 to 15, uint8) of fp32: to nearest even, saturating at 6; NaN is 6."""
+    size = tl.abs(x)
+    code = (size > 0.25).to(tl.uint8) + (size >= 0.75).to(tl.uint8) + (size > 1.25).to(tl.uint8)
+    code += (size >= 1.75).to(tl.uint8) + (size > 2.5).to(tl.uint8) + (size >= 3.5).to(tl.uint8)
+    code += (size > 5.0).to(tl.uint8)
+    sign = (x.to(tl.uint32, bitcast=True) >> 31 << 3).to(tl.uint8)
+    return tl.where(x == x, code | sign, 7)
+
+
+@triton.jit
+def _packed(code):
+    """Codes of half a byte, [tokens, blocks, values], two to a byte, the low half first."""
+    low, high = tl.split(tl.reshape(code, (code.shape[0], code.shape[1], code.shape[2] // 2, 2)))
+    return low | (high << 4)
+
+
+@triton.jit
+def _e2m1_value(code):
+    """e2m1 codes (0 to 15, uint8) as fp32, exactly."""
+    size = (code & 7).to(tl.uint32)
+    value = (((size >> 1) + 126 << 23) | ((size & 1) << 22)).to(tl.float32, bitcast=True)
+    value = tl.where(size < 2, size.to(tl.float32) * 0.5, value)
+    return tl.where(code < 8, value, -value)
+
+
+@triton.jit
+def _unpacked(pair):
+    """The codes of half a byte, [tokens, blocks, values], of two to a byte."""
+    codes = tl.join(pair & 0xF, pair >> 4)
+    return tl.reshape(codes, (pair.shape[0], pair.shape[1], pair.shape[2] * 2))
+
+
+@triton.jit
 def _quantised_latent(x, NATIVE: tl.constexpr):
-    """e4m3 codes and the scale of each block. `x` is fp32 [tokens, blocks, values]."""
+    """e4m3 codes and the f32 scale of each block.
+
+    `x` is fp32 [tokens, blocks, values].
+    """
     largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
     scale = tl.maximum(tl.div_rn(largest, 448.0), 2.0**-126)
     scale = tl.where(largest > 0, scale, 0.0)
@@ -711,6 +788,23 @@ def _quantised_latent(x, NATIVE: tl.constexpr):
     code = _e4m3_code(scaled, NATIVE)
     code = tl.where((scale[:, :, None] == 0) & (x == x), 0, code)
     return code, scale
+
+
+@triton.jit
+def _quantised_latent_mla_nvfp4(x, outer, NATIVE: tl.constexpr):
+    """e2m1 codes and the e4m3 scale of each block, over a scale that is given.
+
+    `x` is fp32 [tokens, blocks, values].
+    """
+    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
+    scale = tl.maximum(tl.div_rn(tl.div_rn(largest, 6.0), outer), 2.0**-126)
+    scale = tl.where(largest > 0, scale, 0.0)
+    stored = _e4m3_code(scale, NATIVE)
+    scale = _e4m3_value(stored) * outer
+    scaled = x * tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0))[:, :, None]
+    code = _e2m1_code(scaled)
+    code = tl.where((scale[:, :, None] == 0) & (x == x), 0, code)
+    return code, stored
 
 
 @triton.jit(
@@ -776,17 +870,14 @@ def _store_mla_fp8_scaled_kernel(
     row_ptr = memory_ptr + slot * 656
 
     # latent: e4m3[512], with latent_scale for each 128
-    block = tl.arange(0, 4)[None, :, None]
+    row = tl.arange(0, 4)[None, :]
+    block = row[:, :, None]
     value = tl.arange(0, 128)[None, None, :]
     element = block * 128 + value
     latent = tl.load(latent_ptr + token[:, None, None] * latent_stride + element, mask=kept[:, None, None], other=0)
     latent, latent_scale = _quantised_latent(_bf16_value(latent), NATIVE)
     tl.store(row_ptr[:, None, None] + element, latent, mask=kept[:, None, None])
-    tl.store(
-        (row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 4)[None, :],
-        latent_scale,
-        mask=kept[:, None],
-    )
+    tl.store((row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + row, latent_scale, mask=kept[:, None])
 
     # rope: bf16[64]
     column = tl.arange(0, 64)[None, :]
@@ -833,6 +924,52 @@ def _store_mla_fp8_raw_kernel(
     if rope_ptr.dtype.element_ty != tl.uint8:
         rope = _e4m3_code(_bf16_value(rope), NATIVE)
     tl.store((row_ptr + 512)[:, None] + column, rope, mask=kept[:, None])
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "latent_given_ptr"],
+)
+def _store_mla_nvfp4_kernel(
+    memory_ptr,
+    slots_ptr,
+    slots_stride,
+    count,
+    first_slot,
+    num_slots,
+    latent_ptr,
+    latent_stride,
+    rope_ptr,
+    rope_stride,
+    latent_given_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Quantise values and write them into slots of `mla_nvfp4`."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    slot = tl.load(slots_ptr + token * slots_stride, mask=token < count, other=-1).to(tl.int64)
+    kept = (slot >= first_slot) & (slot < num_slots)
+    row_ptr = memory_ptr + slot * 432
+
+    # latent: e2m1[512], with latent_scale for each 16 over one that is given
+    row = tl.arange(0, 32)[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    latent = tl.load(latent_ptr + token[:, None, None] * latent_stride + element, mask=kept[:, None, None], other=0)
+    latent, latent_scale = _quantised_latent_mla_nvfp4(_bf16_value(latent), tl.load(latent_given_ptr), NATIVE)
+    latent = _packed(latent)
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    tl.store(row_ptr[:, None, None] + pair, latent, mask=kept[:, None, None])
+    tl.store((row_ptr + 256)[:, None] + row, latent_scale, mask=kept[:, None])
+
+    # rope: bf16[64]
+    column = tl.arange(0, 64)[None, :]
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride + column, mask=kept[:, None], other=0)
+    tl.store((row_ptr + 304).to(tl.pointer_type(tl.int16))[:, None] + column, rope, mask=kept[:, None])
 
 
 @triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
@@ -891,12 +1028,13 @@ def _load_mla_fp8_scaled_kernel(
     row_ptr = memory_ptr + slot * 656
 
     # latent: e4m3[512], with latent_scale for each 128
-    block = tl.arange(0, 4)[None, :, None]
+    row = tl.arange(0, 4)[None, :]
+    block = row[:, :, None]
     value = tl.arange(0, 128)[None, None, :]
     element = block * 128 + value
     latent = _e4m3_value(tl.load(row_ptr[:, None, None] + element, mask=kept[:, None, None], other=0))
     latent_scale = tl.load(
-        (row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 4)[None, :],
+        (row_ptr + 512).to(tl.pointer_type(tl.float32))[:, None] + row,
         mask=kept[:, None],
         other=0.0,
     )
@@ -948,6 +1086,55 @@ def _load_mla_fp8_raw_kernel(
     column = tl.arange(0, 64)[None, :]
     rope = _e4m3_value(tl.load((row_ptr + 512)[:, None] + column, mask=kept[:, None], other=0))
     tl.store(rope_ptr + token[:, None] * 64 + column, _rounded(rope, rope_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit(
+    do_not_specialize=["slots_stride", "count", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr", "latent_given_ptr"],
+)
+def _load_mla_nvfp4_kernel(
+    memory_ptr,
+    slots_ptr,
+    slots_stride,
+    count,
+    num_slots,
+    latent_ptr,
+    rope_ptr,
+    latent_given_ptr,
+    PAGE_SLOTS: tl.constexpr,
+    PAGE_BYTES: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Read values from slots of `mla_nvfp4`; zeros for a slot outside."""
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    inside = token < count
+    slot = tl.load(slots_ptr + token * slots_stride, mask=inside, other=-1).to(tl.int64)
+    kept = (slot >= 0) & (slot < num_slots)
+    row_ptr = memory_ptr + slot * 432
+
+    # latent: e2m1[512], with latent_scale for each 16 over one that is given
+    row = tl.arange(0, 32)[None, :]
+    block = row[:, :, None]
+    value = tl.arange(0, 8)[None, None, :]
+    pair = block * 8 + value
+    latent = _e2m1_value(_unpacked(tl.load(row_ptr[:, None, None] + pair, mask=kept[:, None, None], other=0)))
+    latent_scale = _e4m3_value(tl.load((row_ptr + 256)[:, None] + row, mask=kept[:, None], other=0))
+    latent_scale *= tl.load(latent_given_ptr)
+    latent *= latent_scale[:, :, None]
+    value = tl.arange(0, 16)[None, None, :]
+    element = block * 16 + value
+    tl.store(
+        latent_ptr + token[:, None, None] * 512 + element,
+        _rounded(latent, latent_ptr.dtype.element_ty),
+        mask=inside[:, None, None],
+    )
+
+    # rope: bf16[64]
+    column = tl.arange(0, 64)[None, :]
+    rope = tl.load((row_ptr + 304).to(tl.pointer_type(tl.bfloat16))[:, None] + column, mask=kept[:, None], other=0.0)
+    if rope_ptr.dtype.element_ty != tl.bfloat16:
+        rope = _rounded(_bf16_value(rope.to(tl.int16, bitcast=True)), rope_ptr.dtype.element_ty)
+    tl.store(rope_ptr + token[:, None] * 64 + column, rope, mask=inside[:, None])
 
 
 @triton.jit
@@ -1133,13 +1320,41 @@ def _rounded_values(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return result
 
 
+def _e2m1_codes(values: torch.Tensor, has_nan: bool) -> torch.Tensor:
+    """e2m1 codes (0 to 15, uint8) of fp32: to nearest even, saturating at 6; NaN is 6."""
+    sizes = values.abs()
+    codes = values.signbit().to(torch.uint8) << 3
+    for middle in (0.25, 1.25, 2.5, 5.0):  # which go to the even code below
+        codes += sizes > middle
+    for middle in (0.75, 1.75, 3.5):  # and above
+        codes += sizes >= middle
+    return codes.masked_fill_(values.isnan(), 7) if has_nan else codes
+
+
+def _packed_codes(codes: torch.Tensor) -> torch.Tensor:
+    """Codes of half a byte, [slots, values], two to a byte, the low half first."""
+    low, high = codes.unflatten(1, (-1, 2)).unbind(2)
+    return low | (high << 4)
+
+
+def _e2m1_values(pairs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """e2m1 codes, two to a byte (uint8 [slots, bytes]), as bf16, f16 or f32, exactly."""
+    codes = torch.stack((pairs & 0xF, pairs >> 4), 2).flatten(1).int()
+    values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    table = torch.tensor([*values, *(-value for value in values)], dtype=dtype, device=pairs.device)
+    return table.index_select(0, codes.view(-1)).view(codes.shape)
+
+
 def _largest(bits: torch.Tensor) -> torch.Tensor:
     """The largest magnitude of each row of bf16, as int16 with its bits; a NaN is above 0x7F80, infinity."""
     return (bits & 0x7FFF).amax(-1, keepdim=True)
 
 
 def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 codes and the scale of each block. `blocks` are bf16, as int16 [tokens, blocks, values]."""
+    """e4m3 codes and the f32 scale of each block.
+
+    `blocks` are bf16, as int16 [tokens, blocks, values].
+    """
     largest = _largest(blocks)
     has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
@@ -1150,8 +1365,34 @@ def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     divisors = torch.where(scales > 0, scales, 1)
     codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
     if not scales.all():  # a block of zeros, of either sign, and NaN
-        codes.masked_fill_((scales == 0) & (codes != 0x7F), 0)
+        codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
     return codes.flatten(1), scales.flatten(1)
+
+
+def _quantise_latent_mla_nvfp4(blocks: torch.Tensor, outer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e2m1 codes and the e4m3 scale of each block, over a scale that is given.
+
+    `blocks` are bf16, as int16 [tokens, blocks, values].
+    """
+    largest = _largest(blocks)
+    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    if has_nan:  # the largest of those that are none
+        largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
+    largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
+    scales = (largest / torch.full_like(largest, 6.0) / outer).clamp(min=2.0**-126)
+    scales = torch.where(largest > 0, scales, 0)
+    stored = _e4m3_codes(scales, has_nan=True)
+    scales = stored.view(torch.float8_e4m3fn).float() * outer
+    divisors = torch.where(scales > 0, scales, 1)
+    codes = _e2m1_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
+    if not scales.all():  # a block of zeros, of either sign, and NaN
+        codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
+    return codes.flatten(1), stored.flatten(1)
+
+
+_GIVEN_SCALES = {
+    "mla_nvfp4": ("latent_scale",),
+}  # arguments of stores and loads, by format
 
 
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
@@ -1275,6 +1516,7 @@ class MlaPool:
         self._spaces = tuple({buffer.space.name: buffer.space for buffer in self._device_buffers}.values())
         self._roots = tuple(dict.fromkeys(space.numbering for space in self._spaces))
         self._none = torch.empty(0, dtype=torch.int64, device=self.device)  # slots of a space that nobody named
+        self._one = torch.ones(1, dtype=torch.float32, device=self.device)  # a scale that nobody gave
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
         self._entries: list[_Entry] = []  # of the pointer table
         for buffer in self._device_buffers:
@@ -1343,8 +1585,8 @@ class MlaPool:
         return sum(memory.numel() for memory in self._buffers.values())
 
     def aux_bytes(self) -> int:
-        """Bytes of what else the pool keeps on the device: the pointer table."""
-        return self._table.nbytes
+        """Bytes of what else the pool keeps on the device: the pointer table and a scale of 1."""
+        return self._table.nbytes + self._one.nbytes
 
     def buffer(self, name: str, layer_id: int) -> torch.Tensor:
         """The bytes of one layer: uint8 [num_pages, page_bytes].
@@ -1377,6 +1619,7 @@ class MlaPool:
                     "mla_bf16": (torch.bfloat16,),
                     "mla_fp8_scaled": (torch.bfloat16,),
                     "mla_fp8_raw": (torch.bfloat16, torch.float8_e4m3fn),
+                    "mla_nvfp4": (torch.bfloat16,),
                 }[entry.page.format]
                 for latent_dtype in dtypes:
                     for rope_dtype in dtypes:
@@ -1396,6 +1639,7 @@ class MlaPool:
         loc: torch.Tensor,
         cache_k_nope: torch.Tensor,
         cache_k_rope: torch.Tensor,
+        latent_scale: torch.Tensor | float | None = None,
         *,
         skip_reserved: bool = True,
     ) -> None:
@@ -1408,6 +1652,7 @@ class MlaPool:
             loc: slots, int32 or int64 [n].
             cache_k_nope: latent, bfloat16 or float8_e4m3fn [n, 512].
             cache_k_rope: rope, bfloat16 or float8_e4m3fn [n, 64].
+            latent_scale: where the format takes a scale, a number above 0 or float32 [1] of the device; or 1.
             skip_reserved: whether slot 0 is skipped too, which padded tokens have.
 
         Raises:
@@ -1420,19 +1665,26 @@ class MlaPool:
             "mla_bf16": (torch.bfloat16,),
             "mla_fp8_scaled": (torch.bfloat16,),
             "mla_fp8_raw": (torch.bfloat16, torch.float8_e4m3fn),
+            "mla_nvfp4": (torch.bfloat16,),
         }[entry.page.format]
         cache_k_nope = self._values("cache_k_nope", cache_k_nope, (len(slots), 512), *dtypes)
         cache_k_rope = self._values("cache_k_rope", cache_k_rope, (len(slots), 64), *dtypes)
         first_slot = 1 if skip_reserved and entry.space.reserved_pages else 0
+        scales = self._scales(entry, latent_scale=latent_scale)
         own = {
             "mla_bf16": (_store_mla_bf16_kernel, _store_mla_bf16),
             "mla_fp8_scaled": (_store_mla_fp8_scaled_kernel, _store_mla_fp8_scaled),
             "mla_fp8_raw": (_store_mla_fp8_raw_kernel, _store_mla_fp8_raw),
+            "mla_nvfp4": (_store_mla_nvfp4_kernel, _store_mla_nvfp4),
         }[entry.page.format]
-        self._store(*own, entry, slots, first_slot, cache_k_nope, cache_k_rope)
+        self._store(*own, entry, slots, first_slot, cache_k_nope, cache_k_rope, scales=scales)
 
     def get_mla_kv_buffer(
-        self, layer_id: int, loc: torch.Tensor, dst_dtype: torch.dtype = torch.bfloat16
+        self,
+        layer_id: int,
+        loc: torch.Tensor,
+        dst_dtype: torch.dtype = torch.bfloat16,
+        latent_scale: torch.Tensor | float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Read tokens of `kv`, dequantised. One kernel.
 
@@ -1443,6 +1695,7 @@ class MlaPool:
             layer_id: global id of a layer that owns `kv`.
             loc: slots, int32 or int64 [n].
             dst_dtype: of what comes back, bfloat16, float16 or float32.
+            latent_scale: where the format takes a scale, a number above 0 or float32 [1] of the device; or 1.
 
         Raises:
             ValueError: a layer that is not held here, or an unfit argument.
@@ -1452,12 +1705,14 @@ class MlaPool:
         slots = self._integers("loc", loc, 1)
         if dst_dtype not in (torch.bfloat16, torch.float16, torch.float32):
             raise ValueError(f"dst_dtype must be bfloat16, float16 or float32, not {_shown(dst_dtype)}")
+        scales = self._scales(entry, latent_scale=latent_scale)
         own = {
             "mla_bf16": (_load_mla_bf16_kernel, _load_mla_bf16),
             "mla_fp8_scaled": (_load_mla_fp8_scaled_kernel, _load_mla_fp8_scaled),
             "mla_fp8_raw": (_load_mla_fp8_raw_kernel, _load_mla_fp8_raw),
+            "mla_nvfp4": (_load_mla_nvfp4_kernel, _load_mla_nvfp4),
         }[entry.page.format]
-        latent, rope = self._load(*own, (512, 64), (dst_dtype, dst_dtype), entry, slots)
+        latent, rope = self._load(*own, (512, 64), (dst_dtype, dst_dtype), entry, slots, scales=scales)
         return latent.unflatten(1, (1, 512)), rope.unflatten(1, (1, 64))
 
     def get_key_buffer(self, layer_id: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -1507,6 +1762,7 @@ class MlaPool:
         slots: torch.Tensor,
         first_slot: int,
         *values: torch.Tensor,
+        scales: tuple[torch.Tensor, ...] = (),
     ) -> None:
         """Write rows of values into slots of a layer, those outside left out."""
         num_slots = self._num_slots(entry.space)
@@ -1514,7 +1770,7 @@ class MlaPool:
             slots = slots.long()
             kept = (slots >= first_slot) & (slots < num_slots)
             slots, *values = _filtered(kept, slots, *values)
-            fields = twin(entry, *values)
+            fields = twin(entry, *values, *scales)
             for record in entry.page.records:
                 rows = torch.cat([fields[name].view(torch.uint8) for name in record.fields], 1)
                 _copy_in(entry, record, _places(entry, record, slots), rows)
@@ -1522,7 +1778,7 @@ class MlaPool:
             strided = (argument for rows in values for argument in (rows, rows.stride(0)))
             bounds = (len(slots), first_slot, num_slots)
             grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, entry, slots, slots.stride(0), *bounds, *strided)
+            self._launch(kernel, grid, entry, slots, slots.stride(0), *bounds, *strided, *scales)
 
     def _load(
         self,
@@ -1532,17 +1788,18 @@ class MlaPool:
         dtypes: tuple[torch.dtype, ...],
         entry: _Entry,
         slots: torch.Tensor,
+        scales: tuple[torch.Tensor, ...] = (),
     ) -> tuple[torch.Tensor, ...]:
         """Read fields from slots of a layer, [slots, values] of each."""
         num_slots = self._num_slots(entry.space)
         if not self._triton:
             slots = slots.long()
-            return twin(entry, slots, (slots >= 0) & (slots < num_slots), dtypes)
+            return twin(entry, slots, (slots >= 0) & (slots < num_slots), dtypes, *scales)
         shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(entry.memory.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
+        outputs = tuple(self._none.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
         if len(slots):
             grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs)
+            self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs, *scales)
         return outputs
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], entry: _Entry, *arguments: Any) -> None:
@@ -1754,6 +2011,26 @@ class MlaPool:
         if rows.stride(1) != 1 or (is_wide and (rows.stride(0) % 16 or rows.data_ptr() % 16)):
             rows = rows.clone(memory_format=torch.contiguous_format)  # kernels take rows at multiples of 16
         return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+
+    def _scales(self, entry: _Entry, **given: object) -> tuple[torch.Tensor, ...]:
+        """Of the scales that are given those that the format of a page takes; 1 for one that is not."""
+        taken = _GIVEN_SCALES.get(entry.page.format, ())
+        for name, scale in given.items():
+            if scale is not None and name not in taken:
+                raise ValueError(f"{name} must be None: `{entry.page.format}` takes no such scale")
+        return tuple(self._scale(name, scale) for name, scale in given.items() if name in taken)
+
+    def _scale(self, name: str, scale: Any) -> torch.Tensor:
+        """A scale as float32 [1]."""
+        if scale is None:
+            return self._one
+        if type(scale) in (int, float) and 2.0**-126 <= scale < 2.0**128:
+            return torch.full((1,), scale, dtype=torch.float32, device=self.device)
+        if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32 or scale.numel() != 1:
+            wanted = "a number above 0 or float32 with one element"
+            raise ValueError(f"{name} must be {wanted}, not {_kind(scale)}")
+        self._check_device(name, scale)
+        return scale.reshape(1)
 
     def _default_roots(self, name: str) -> list[str]:
         """The space that one tensor of slots is for. ValueError where there is not one."""
@@ -2002,14 +2279,22 @@ def _field_view(memory: torch.Tensor, field: Field, dtype: torch.dtype) -> torch
     """A field of every slot of a layer, a view: [pages, slots of a page, axes of the field]."""
     values = memory.view(dtype)
     size = values.element_size()
-    shape = [len(memory), *field.shape]
-    stride = [step // size for step in (memory.stride(0), *field.stride)]
+    extents, steps = _flat(field.shape), _flat(field.stride)
+    if field.dtype == "e2m1":  # as bytes, of two values each
+        extents, steps = extents[:-1], steps[:-1]
+    shape = [len(memory), *extents]
+    stride = [step // size for step in (memory.stride(0), *steps)]
     return values.as_strided(shape, stride, values.storage_offset() + field.offset // size)
 
 
 def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What picks the slots out of `_field_view`."""
-    return slots // page.slots, slots % page.slots
+    place, pieces = slots % page.slots, field.shape[0]
+    index: list[torch.Tensor] = []
+    for extent in pieces if isinstance(pieces, tuple) else (pieces,):
+        index.insert(0, place % extent)
+        place = place // extent
+    return (slots // page.slots, *index)
 
 
 def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -2021,7 +2306,7 @@ def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dty
         if kept.any():
             rows[kept] = _read(entry, name, slots[kept], kept[kept], dtype)
         return rows
-    if view.stride(0) == view.shape[1] * view.stride(1):  # all slots are one stride apart
+    if not isinstance(field.shape[0], tuple) and view.stride(0) == view.shape[1] * view.stride(1):
         values = view.flatten(0, 1).index_select(0, slots)
     else:
         values = view[_index(entry.page, field, slots)]
@@ -2048,6 +2333,15 @@ def _store_mla_fp8_raw(entry: _Entry, latent: torch.Tensor, rope: torch.Tensor) 
     return {"latent": latent, "rope": rope}
 
 
+def _store_mla_nvfp4(
+    entry: _Entry, latent: torch.Tensor, rope: torch.Tensor, latent_given: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The fields of `mla_nvfp4` for values, [slots, values] each."""
+    latent, latent_scale = _quantise_latent_mla_nvfp4(latent.unflatten(1, (32, 16)), latent_given)
+    latent = _packed_codes(latent)
+    return {"latent": latent, "latent_scale": latent_scale, "rope": rope}
+
+
 def _load_mla_bf16(
     entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...]
 ) -> tuple[torch.Tensor, ...]:
@@ -2067,8 +2361,8 @@ def _load_mla_fp8_scaled(
     """Read values from slots of `mla_fp8_scaled`; zeros for a slot outside."""
     codes = _e4m3_values(_read(entry, "latent", slots, kept, torch.uint8), torch.float32)
     scales = _read(entry, "latent_scale", slots, kept, torch.float32)
-    values = codes.unflatten(1, (4, 128)) * scales[:, :, None]
-    latent = _rounded_values(values.flatten(1), dtypes[0])
+    codes = codes.unflatten(1, (4, 128))
+    latent = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
     rope = _read(entry, "rope", slots, kept, torch.bfloat16)
     if dtypes[1] != torch.bfloat16:
         rope = _rounded_values(rope.float(), dtypes[1])
@@ -2084,6 +2378,20 @@ def _load_mla_fp8_raw(
     return latent, rope
 
 
+def _load_mla_nvfp4(
+    entry: _Entry, slots: torch.Tensor, kept: torch.Tensor, dtypes: tuple[torch.dtype, ...], latent_given: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Read values from slots of `mla_nvfp4`; zeros for a slot outside."""
+    codes = _e2m1_values(_read(entry, "latent", slots, kept, torch.uint8), torch.float32)
+    scales = _e4m3_values(_read(entry, "latent_scale", slots, kept, torch.uint8), torch.float32) * latent_given
+    codes = codes.unflatten(1, (32, 16))
+    latent = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
+    rope = _read(entry, "rope", slots, kept, torch.bfloat16)
+    if dtypes[1] != torch.bfloat16:
+        rope = _rounded_values(rope.float(), dtypes[1])
+    return latent, rope
+
+
 def _filtered(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The rows of each tensor that are kept."""
     return tensors if kept.all() else tuple(tensor[kept] for tensor in tensors)
@@ -2095,7 +2403,7 @@ def _rows(entry: _Entry, names: tuple[str, ...], dtype: torch.dtype | None) -> t
     fields = [page.field(name) for name in names] or page.fields
     first = min(field.offset for field in fields)
     nbytes = max(field.offset + field.count * ITEM_BYTES[field.dtype] for field in fields) - first
-    rows = entry.memory.view(len(entry.memory) * page.slots, -1)[:, first : first + nbytes]
+    rows = entry.memory.view(-1, page.page_bytes // page.slots)[:, first : first + nbytes]
     if dtype is None:
         return rows
     own = {_TORCH_DTYPES.get(field.dtype) for field in fields}
@@ -2107,6 +2415,7 @@ def _rows(entry: _Entry, names: tuple[str, ...], dtype: torch.dtype | None) -> t
 
 _TORCH_DTYPES = {
     "bf16": torch.bfloat16,
+    "e2m1": torch.uint8,
     "e4m3": torch.float8_e4m3fn,
     "f32": torch.float32,
 }

@@ -885,6 +885,12 @@ def _check_reach(spec: Spec, scope: Scope, operation: Operation, buffers: list[B
             message = f"`{buffer.name}` lies in host memory, which a pool does not allocate"
             yield Problem("KV250", message, Label(operation.name.span), path=operation.path)
             return
+        if operation.verb == "view" and operation.view != "fields" and _may_split(scope, buffer):
+            message = f"`{operation.name}` cannot show {operation.view or 'pages'} of `{buffer.name}`"
+            notes = ("its planes may be tensors of their own",)
+            help = "write `as: fields`"
+            yield Problem("KV250", message, Label(operation.name.span), notes=notes, help=help, path=operation.path)
+            return
         missing = _missing_of_buffer(spec, scope, operation, buffer)
         if missing is not None:
             yield _unsupported(operation, missing)
@@ -924,13 +930,14 @@ def _unsupported(operation: Operation, what: str) -> Problem:
     return Problem("KV205", f"{what} is not supported yet", Label(operation.name.span), help=help, path=operation.path)
 
 
+def _may_split(scope: Scope, buffer: Buffer) -> bool:
+    split = None if buffer.split is None else scope.fold(buffer.split)
+    return split is not None and not (isinstance(split, Literal) and split.value is False)
+
+
 def _missing_of_buffer(spec: Spec, scope: Scope, operation: Operation, buffer: Buffer) -> str | None:
     """What of an operation on a buffer is not there yet, whatever its fields are."""
     verb = operation.verb
-    split = None if buffer.split is None else scope.fold(buffer.split)
-    is_split = split is not None and not (isinstance(split, Literal) and split.value is False)
-    if is_split and verb in (*KERNEL_VERBS, "view", "describe"):
-        return f"a {verb} of planes that are tensors of their own"
     space = next(space for space in spec.spaces if space.name == buffer.space)
     derived = [case.use for case in space.cases if isinstance(case.use, Derived)]
     if verb == "gather" and any(use.operator is not None or use.where is not None for use in derived):

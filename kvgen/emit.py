@@ -30,7 +30,7 @@ from kvgen.layout import (
     SpaceLayout,
     page_names,
 )
-from kvgen.operations import copied_fields, load_time_pages, pool_view, reads_codes, shown_rows
+from kvgen.operations import copied_fields, load_time_pages, pool_view, reads_codes, shown_rows, takes_scales
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.printer import Printer, num_body, page_constant
 from kvgen.problems import InternalError
@@ -245,6 +245,14 @@ class _Viewer:
             field_count="math.prod(_flat(self.shape[1:]))" if pieces else "math.prod(self.shape[1:])",
             numbering="self.root or self.name" if any(True for _ in self.derived_spaces()) else "self.name",
             own_plane=", own.plane" if self.has_split else "",
+            owned_class="_Owned" if self.has_split else "_Entry",
+            owned_of="self._owned_of" if self.has_split else "self._entry_of",
+            owned_memory="tensors[0]" if self.has_split else "memory",
+            held_class="_Entry | _Owned" if self.has_split else "_Entry",
+            field_memory="*entry.memory_of(field)" if self.has_split else "entry.memory",
+            blank_memory="blank, 0" if self.has_split else "blank",
+            field_offset="(field.offset - begin)" if self.has_split else "field.offset",
+            has_pairs=any(field.dtype == "e2m1" for page in layout.pages for field in page.fields),
             requests_of_self=", self.requests" if self.has_requests else "",
             entry_records="entry.page.records_of(entry.plane)" if self.has_split else "entry.page.records",
             entry_name_note=", and of the plane where it is split" if self.has_split else "",
@@ -843,7 +851,10 @@ class _Viewer:
             parts.append("the rows of slots")
         if self.has_init:
             parts.append("blank pages")
-        return f": {' and '.join(parts)}" if len(parts) < 3 else f": {', '.join(parts[:2])} and {parts[2]}"
+        if takes_scales(self.layout):
+            parts.append("a scale of 1")
+        *most, last = parts
+        return f": {', '.join(most)} and {last}" if most else f": {last}"
 
     def aux_bytes(self) -> str:
         text = "self._table.nbytes"
@@ -851,6 +862,8 @@ class _Viewer:
             text += " + self._blank.nbytes"
         if self.has_translation:
             text += " + sum(rows.nbytes for rows in self._rows.values())"
+        if takes_scales(self.layout):
+            text += " + self._one.nbytes"
         return text
 
     def blank(self) -> str:

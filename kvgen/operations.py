@@ -18,14 +18,14 @@ from kvgen.kernels import (
     plain_dtype,
     signature,
 )
-from kvgen.layout import BufferLayout, Layout, OperationLayout
+from kvgen.layout import Layout, OperationLayout
 from kvgen.page import FieldLayout, Page
-from kvgen.pysource import STEP, Code, Group, Raw, call, flat, quoted, statement, tuple_of
+from kvgen.pysource import STEP, WIDTH, Code, Group, Keyword, Raw, call, flat, quoted, statement, tuple_of
 from kvgen.spec import KERNEL_VERBS, WHOLE_POOL_VERBS
 from kvgen.text import wrap
 from kvgen.types import DTYPES
-from kvgen.views import OperationView, PoolView
-from kvgen.walk import count
+from kvgen.views import HelpersView, OperationView, PoolView
+from kvgen.walk import count, packed
 
 IN_CLASS = STEP
 IN_METHOD = 2 * STEP
@@ -52,6 +52,11 @@ def reads_codes(layout: Layout) -> bool:
     return any(field.quant for item, target in loads for field in target.page.fields if field.name in item.fields)
 
 
+def takes_scales(layout: Layout) -> bool:
+    """Whether some operation is given scales."""
+    return any(_scale_arguments(target.page, item) for item in layout.operations for target in _targets(layout, item))
+
+
 def load_time_pages(layout: Layout) -> bool:
     """Whether some kernel is compiled for numbers that only load time knows."""
     targets = (target for item in layout.operations if item.verb in KERNEL_VERBS for target in _targets(layout, item))
@@ -73,7 +78,8 @@ def _targets(layout: Layout, operation: OperationLayout) -> Iterator[Target]:
     for page in pages_of(layout, operation):
         users = [buffer for buffer in layout.buffers if any(case.use is page for case in buffer.pages)]
         is_moved = any(buffer.align is not None for buffer in users)
-        yield Target(page=page, name=names[id(page)], moved=is_moved)
+        is_divided = any(buffer.split is not None for buffer in layout.buffers)
+        yield Target(page=page, name=names[id(page)], moved=is_moved, divided=is_divided)
 
 
 def _names_of_pages(layout: Layout) -> dict[int, str]:
@@ -86,6 +92,24 @@ def _names_of_pages(layout: Layout) -> dict[int, str]:
             name += "_"
         found[id(page)] = name
     return found
+
+
+def _given(verb: str, field: FieldLayout) -> FieldLayout:
+    """A field as the arguments of a verb are, or what it returns: values, or stored bytes."""
+    return field if verb in ("store", "load") else packed(field) or field
+
+
+def _scale_arguments(page: Page, item: OperationLayout) -> tuple[str, ...]:
+    """The arguments for the scales that a store or load on a page is given."""
+    if item.verb not in ("store", "load"):
+        return ()
+    fields = [field for field in page.fields if field.name in item.fields and field.quant is not None]
+    return tuple(_scale_argument(field.name) for field in fields if field.quant.outer or field.quant.scale == "given")
+
+
+def _scale_argument(name: str) -> str:
+    """What the given scale of a field is called."""
+    return f"{name}_scale"
 
 
 def by_page(targets: list[Target], values: list[str]) -> tuple[list[str], str]:
@@ -123,6 +147,8 @@ class _Pool:
             return tuple(view for (verb, _, _), view in kernels if verb in verbs)
 
         stores, loads, gathers = of(*STORES), of(*LOADS), of("gather")
+        uses = {name for _, view in kernels for name in view.uses}
+        has_given = takes_scales(self.layout)
         has_rows = shown_rows(self.layout)
         has_reads = bool(loads or gathers)
         is_in_order = all(view.is_in_order for view in stores)
@@ -134,6 +160,8 @@ class _Pool:
             loads=loads,
             gathers=gathers,
             quantisers=tuple(self.maker.quantisers.values()),
+            coders=tuple(self.maker.coders.values()),
+            helpers=HelpersView(**{name: name in uses for name in HelpersView.__dataclass_fields__}),  # type: ignore[arg-type]
             **self.whole_pool(),
             move=names["move"],
             save=names["save"],
@@ -142,14 +170,10 @@ class _Pool:
             torch_dtypes=self.torch_dtypes(),
             integers=flat(Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in INTEGERS.items()), "}")),
             units=statement("_UNITS = ", Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in _UNITS), "}"), 0),
-            constants=self.constants(any(view.has_codes for view in stores)),
-            has_e4m3_codes=any(view.has_codes for view in stores),
-            has_casts=any(view.has_casts for view in stores),
-            has_e4m3_values=any(view.has_values for view in loads),
-            has_e8m0_codes=any(view.has_powers for view in stores),
-            has_e8m0_values=any(view.has_powers for view in loads),
-            has_rounding=any(view.has_rounding for view in loads),
-            has_widening=any(view.has_widening for view in (*stores, *loads)),
+            constants=self.constants("e4m3_codes" in uses),
+            given_scales=self.given_scales(own),
+            has_given=has_given,
+            scales=", *scales" if has_given else "",
             has_owned=any(not item.is_describe for item in operations),
             has_values=bool(stores),
             has_infos=any(item.is_describe for item in operations),
@@ -220,9 +244,8 @@ class _Pool:
     # -- one operation
 
     def operation(self, item: OperationLayout) -> OperationView:
-        buffers = [self.buffers[name] for name in item.buffers]
         names = tuple_of([Raw(quoted(name)) for name in item.buffers])
-        arguments, doc = self.arguments(item, buffers)
+        arguments, doc = self.arguments(item)
         returns = {"store": "None", "put": "None", "describe": "tuple[list[int], list[int], list[int]]"}
         if item.verb in (*LOADS, "gather"):
             annotation = f"tuple[{', '.join(['torch.Tensor'] * len(item.fields))}]"
@@ -230,13 +253,13 @@ class _Pool:
             annotation = "dict[str, torch.Tensor]"
         else:
             annotation = returns.get(item.verb, "torch.Tensor")
-        summary, rest = self.texts(item, buffers)
+        summary, rest = self.texts(item)
         return OperationView(
             signature=signature(item.name, ["self", *arguments], f" -> {annotation}", IN_CLASS),
             summary=summary,
             doc=tuple(_docstring(rest, doc, self.raises(item))),
             buffers=flat(names),
-            values=tuple(self.values(item, buffers)) if item.verb in STORES else (),
+            values=tuple(self.values(item)) if item.verb in STORES else (),
             calls=tuple(self.calls(item)),
             row_fields=flat(tuple_of([Raw(quoted(name)) for name in item.fields])),
             is_store=item.verb in STORES,
@@ -250,7 +273,7 @@ class _Pool:
             has_translation=self.has_translation and not item.at_own,
         )
 
-    def arguments(self, item: OperationLayout, buffers: list[BufferLayout]) -> tuple[list[str], list[str]]:
+    def arguments(self, item: OperationLayout) -> tuple[list[str], list[str]]:
         """The parameters of the method, and what its docstring says of each."""
         if item.verb == "describe":
             return [], []
@@ -271,24 +294,48 @@ class _Pool:
             for argument, name in zip(item.arguments, item.fields, strict=True):
                 arguments.append(f"{argument}: torch.Tensor")
                 dtype = " or ".join(dict.fromkeys(own for dtypes in self.dtypes(item, name).values() for own in dtypes))
-                doc.append(f"{argument}: {name}, {dtype} [n, {self.shown_shape(buffers, name)}].")
-            arguments += ["*", "skip_reserved: bool = True"]
-            doc.append("skip_reserved: whether slot 0 is skipped too, which padded tokens have.")
+                doc.append(f"{argument}: {name}, {dtype} [n, {self.shown_shape(item, name)}].")
         if item.verb == "load":
             arguments.append("dst_dtype: torch.dtype = torch.bfloat16")
             doc.append("dst_dtype: of what comes back, bfloat16, float16 or float32.")
+        given = self.scales_given(item)
+        arguments += [f"{name}: torch.Tensor | float | None = None" for name in given]
+        if given:
+            names = ", ".join(given)
+            doc.append(f"{names}: where the format takes a scale, a number above 0 or float32 [1] of the device; or 1.")
+        if item.verb in STORES:
+            arguments += ["*", "skip_reserved: bool = True"]
+            doc.append("skip_reserved: whether slot 0 is skipped too, which padded tokens have.")
         if item.verb == "view" and item.view == "rows":
             arguments.append("dtype: torch.dtype | None = None")
             doc.append("dtype: None for bytes, or that of every value in a row.")
         return arguments, doc
 
-    def field(self, buffers: list[BufferLayout], name: str) -> FieldLayout:
-        return next(field for field in buffers[0].pages[0].use.fields if field.name == name)
+    def field(self, item: OperationLayout, name: str) -> FieldLayout:
+        """A field as an operation has it: values, or the bytes that they are stored as."""
+        page = self.buffers[item.buffers[0]].pages[0].use
+        return _given(item.verb, next(field for field in page.fields if field.name == name))
 
-    def shown_shape(self, buffers: list[BufferLayout], name: str) -> str:
-        return ", ".join(str(extent) for extent in self.field(buffers, name).shape[1:])
+    def shown_shape(self, item: OperationLayout, name: str) -> str:
+        return ", ".join(str(extent) for extent in self.field(item, name).shape[1:])
 
-    def texts(self, item: OperationLayout, buffers: list[BufferLayout]) -> tuple[str, str]:
+    def scales_given(self, item: OperationLayout) -> tuple[str, ...]:
+        """The arguments for scales that are given, in some format of the operation's buffers."""
+        found = {name for target in _targets(self.layout, item) for name in _scale_arguments(target.page, item)}
+        return tuple(name for name in map(_scale_argument, item.fields) if name in found)
+
+    def given_scales(self, items: list[OperationLayout]) -> str:
+        """Of each format the scales that are given, for all operations."""
+        found: dict[str, list[str]] = {}
+        for item in items:
+            for target in _targets(self.layout, item):
+                names = found.setdefault(target.page.format, [])
+                names += [name for name in _scale_arguments(target.page, item) if name not in names]
+        rows = [(format, tuple_of([Raw(quoted(name)) for name in names])) for format, names in found.items() if names]
+        items_ = tuple(Raw(f"{quoted(format)}: {flat(names)}") for format, names in rows)
+        return statement("_GIVEN_SCALES = ", Group("{", items_, "}", broken=True), 0)
+
+    def texts(self, item: OperationLayout) -> tuple[str, str]:
         """The first line of the docstring, and the paragraph behind it."""
         owners = " or ".join(f"`{name}`" for name in item.buffers)
         *most, last = [f"`{name}`" for name in item.fields] or [""]
@@ -299,7 +346,7 @@ class _Pool:
             case "put":
                 return f"Store fields as they are in {owners}. One kernel.", SKIPPED
             case "load":
-                shapes = ", ".join(f"{name} [n, {self.loaded_shape(buffers, name)}]" for name in item.fields)
+                shapes = ", ".join(f"{name} [n, {self.loaded_shape(item, name)}]" for name in item.fields)
                 return f"Read tokens of {owners}, dequantised. One kernel.", (
                     f"Returns {shapes}; zeros for a slot outside. A NaN that is computed is 0x7FFF in 16 bits."
                 )
@@ -326,8 +373,8 @@ class _Pool:
                 return f"Each field of {owners}, a view: [pages, slots of a page, axes of the field].", ""
         return f"The pages of {owners}: uint8 [pages, bytes].", ""
 
-    def loaded_shape(self, buffers: list[BufferLayout], name: str) -> str:
-        shape = self.shown_shape(buffers, name)
+    def loaded_shape(self, item: OperationLayout, name: str) -> str:
+        shape = self.shown_shape(item, name)
         return shape if "," in shape else f"1, {shape}"
 
     def raises(self, item: OperationLayout) -> list[str]:
@@ -337,22 +384,24 @@ class _Pool:
         return [*lines, "LookupError: a layer without the buffer, with those that have one."]
 
     def dtypes(self, item: OperationLayout, name: str) -> dict[str, tuple[str, ...]]:
-        """What a value of each format may be given as; what is stored without a scale also as the codes."""
+        """What a value of each format may be given as; what is stored without scales also as the codes."""
         found = {}
         for target in _targets(self.layout, item):
             field = next(field for field in target.page.fields if field.name == name)
             stored = TORCH_DTYPES[field.dtype]
             if item.verb == "put" or field.quant is None:
                 found[target.page.format] = (stored,)
+            elif field.quant.scale in ("none", "given"):
+                found[target.page.format] = ("bfloat16", stored)
             else:
-                found[target.page.format] = ("bfloat16", stored) if field.quant.scale == "none" else ("bfloat16",)
+                found[target.page.format] = ("bfloat16",)
         return found
 
-    def values(self, item: OperationLayout, buffers: list[BufferLayout]) -> Iterator[str]:
+    def values(self, item: OperationLayout) -> Iterator[str]:
         """The arguments, checked and as rows of the slots."""
         yield from self.lookups(item, IN_METHOD)
         for argument, name in zip(item.arguments, item.fields, strict=True):
-            field = self.field(buffers, name)
+            field = self.field(item, name)
             shape = tuple_of([Raw("len(slots)"), *(Raw(in_constants(extent)) for extent in field.shape[1:])])
             only = self.only_dtype(item, name)
             given = Raw(f"torch.{only}" if only else f"*{self.local_dtypes(item, name)}")
@@ -399,6 +448,10 @@ class _Pool:
         arguments += ["lengths", "table", "total", "longest"] if item.verb == "gather" else ["slots"]
         if item.verb in STORES:
             arguments += ["first_slot", *item.arguments]
+        if given := self.scales_given(item):
+            scales = call("self._scales", Raw("entry"), *(Keyword(name, Raw(name)) for name in given))
+            yield statement("scales = ", scales, IN_METHOD)
+            arguments.append("scales=scales")
         own = {"store": "_store", "put": "_store", "gather": "_gather"}.get(item.verb, "_load")
         _, given, outputs = kernels[0]
         alike = all(list(map(flat, others)) == list(map(flat, outputs)) for _, _, others in kernels)
@@ -415,7 +468,9 @@ class _Pool:
         elif item.verb == "load":
             names = tuple_of([Raw(local_name(name)) for name in item.fields])
             yield statement(f"{flat(names)[1:-1]} = ", run, IN_METHOD)
-            yield f"return {flat(tuple_of([self.shaped(item, name) for name in item.fields]))[1:-1]}"
+            shaped = tuple_of([self.shaped(item, name) for name in item.fields])
+            line = f"return {flat(shaped)[1:-1]}"
+            yield line if IN_METHOD + len(line) <= WIDTH else statement("return ", shaped, IN_METHOD)
         elif alike and "int" not in flat(outputs[1]).replace("uint8", ""):
             yield statement("return ", run, IN_METHOD)
         else:
@@ -434,8 +489,9 @@ class _Pool:
         numbers, dtypes = [], []
         for name in item.fields:
             field = fields[name]
-            numbers.append(Raw(in_constants(count(field))))
-            dtype = f"torch.{integer_dtype(field)}"
+            laid = _given(item.verb, field)
+            numbers.append(Raw(in_constants(count(laid))))
+            dtype = f"torch.{integer_dtype(packed(field) or field)}"
             if item.verb == "load":
                 is_float = field.dtype in FLOATS or field.quant is not None
                 dtype = "dst_dtype" if is_float else f"torch.{plain_dtype(field)}"
@@ -444,11 +500,10 @@ class _Pool:
 
     def shaped(self, item: OperationLayout, name: str) -> Code:
         """A field that was loaded, with its axes; one axis counts as that of a single head."""
-        field = self.field([self.buffers[item.buffers[0]]], name)
+        field = self.field(item, name)
         extents = [Raw(in_constants(extent)) for extent in field.shape[1:]]
-        return Raw(
-            f"{local_name(name)}.unflatten(1, {flat(tuple_of(extents if len(extents) > 1 else [Raw('1'), *extents]))})"
-        )
+        shape = tuple_of(extents if len(extents) > 1 else [Raw("1"), *extents])
+        return call(f"{local_name(name)}.unflatten", Raw("1"), shape)
 
     def warmups(self, items: list[OperationLayout]) -> Iterator[str]:
         """Calls of every operation that launches, on slots that it skips."""
@@ -461,17 +516,18 @@ class _Pool:
                 "gather": "product(nowhere, nowhere)",
             }
             given = {"load": "slots, dtype", "gather": "lengths, table"}.get(item.verb, "slots")
-            arguments = {
+            texts = {
                 "load": ["layer", "slots", "dtype"],
                 "gather": ["layer", "lengths + 2", "table[:, None]", "1", "1"],
             }.get(item.verb, ["layer", "slots"])
+            arguments: list[Code] = list(map(Raw, texts))
             yield f"for {given} in {loops.get(item.verb, 'nowhere')}:"
             yield f"    for layer in self._owners({names}):"
             depth = 2
             if item.verb in STORES:
-                arguments += self.blanks(item, [self.buffers[name] for name in item.buffers])
+                arguments += self.blanks(item)
                 several = [name for name in item.fields if self.only_dtype(item, name) is None]
-                if several or any("entry." in argument for argument in arguments):
+                if several or any("entry." in flat(argument) for argument in arguments):
                     yield f"        entry = self._owned(layer, {names})"
                 for line in self.lookups(item, IN_METHOD + depth * STEP):
                     yield f"        {line}"
@@ -479,16 +535,16 @@ class _Pool:
                     yield f"{' ' * depth * STEP}for {local_name(name)}_dtype in {self.local_dtypes(item, name)}:"
                     depth += 1
             margin = " " * depth * STEP
-            yield margin + statement("", call(f"self.{item.name}", *map(Raw, arguments)), IN_METHOD + depth * STEP)
+            yield margin + statement("", call(f"self.{item.name}", *arguments), IN_METHOD + depth * STEP)
 
-    def blanks(self, item: OperationLayout, buffers: list[BufferLayout]) -> Iterator[str]:
+    def blanks(self, item: OperationLayout) -> Iterator[Code]:
         """A value of each argument, for one slot."""
         for name in item.fields:
-            field = self.field(buffers, name)
-            shape = ", ".join(in_constants(extent) for extent in field.shape[1:])
+            field = self.field(item, name)
+            shape = tuple_of([Raw("1"), *(Raw(in_constants(extent)) for extent in field.shape[1:])])
             only = self.only_dtype(item, name)
             dtype = f"torch.{only}" if only else f"{local_name(name)}_dtype"
-            yield f"self._none.new_zeros((1, {shape}), dtype={dtype})"
+            yield call("self._none.new_zeros", shape, Keyword("dtype", Raw(dtype)))
 
 
 def _docstring(rest: str, arguments: list[str], raises: list[str]) -> Iterator[str]:

@@ -69,19 +69,7 @@ class _Axis:
     taken: list[_Interval]
 
     def extent(self) -> Size:
-        return _quotient(self.total, self.coarse)
-
-
-def _quotient(total: Size, divisor: int) -> Size:
-    """total // divisor, kept as one name where the total is not known."""
-    if divisor == 1:
-        return total
-    if total.known is not None:
-        return Size.of(total.known // divisor)
-    if total.divisible_by(divisor):
-        return total.divided_by(divisor)
-    text = str(total) if len(total.terms) == 1 and total.names == (str(total),) else f"({total})"
-    return Size.of(f"{text} // {divisor}")
+        return self.total.floored(self.coarse)
 
 
 class Refused(Exception):
@@ -447,7 +435,7 @@ class _Resolver:
                 what = f"a page of {axis.total.known} slots" if piece.axis.text == "slot" else has
                 raise self.refuse("KV221", f"{what} cannot be cut into pieces of {divisor}", piece.span)
         axis.taken.append(interval)
-        return _quotient(top, interval.low)
+        return top.floored(interval.low)
 
     def dense(
         self, field: Field, axes: list[_Axis], part: Part, bits: Size
@@ -461,14 +449,14 @@ class _Resolver:
         for position, interval in reversed(left):
             axis = axes[position]
             top = axis.total if interval.high is None else Size.of(interval.high)
-            extent = _quotient(top, interval.low)
+            extent = top.floored(interval.low)
             if stride.known == BYTE // 2:  # e2m1: two to a byte, so the fastest piece is cut into pairs
                 if not self.require_multiple(extent, Size.of(2), axis.name or f"an axis of {field.name}"):
                     message = f"`{field.name}` has an odd number of e2m1 values in a row; two make a byte"
                     raise self.refuse("KV226", message, axis.span, path=field.path)
                 pieces[position].append((_Interval(interval.low, interval.low * 2), Size.of(2), stride))
                 interval = _Interval(interval.low * 2, interval.high)
-                extent, stride = _quotient(top, interval.low), Size.of(BYTE)
+                extent, stride = top.floored(interval.low), Size.of(BYTE)
             pieces[position].append((interval, extent, stride))
             stride = stride * extent
         return pieces, stride

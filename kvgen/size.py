@@ -84,6 +84,17 @@ class Size:
             raise InternalError(f"{self} is not certain to be a multiple of {number}")
         return Size(tuple((product, coefficient // number) for product, coefficient in self.terms))
 
+    def floored(self, divisor: int) -> Size:
+        """self // divisor, kept as one name where what it comes to is not known."""
+        if divisor == 1:
+            return self
+        if self.known is not None:
+            return Size.of(self.known // divisor)
+        if self.divisible_by(divisor):
+            return self.divided_by(divisor)
+        text = str(self) if len(self.terms) == 1 and self.names == (str(self),) else f"({self})"
+        return Size.of(f"{text} // {divisor}")
+
     def replacing(self, name: str, size: Size) -> Size:
         """The same with `size` for every mention of the name."""
         total = Size()

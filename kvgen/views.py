@@ -82,17 +82,62 @@ class KindsView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HelpersView:
+    """Which conversions the kernels use."""
+
+    e4m3_codes: bool
+    e4m3_values: bool
+    e8m0_codes: bool
+    e8m0_values: bool
+    e2m1_codes: bool
+    e2m1_values: bool
+    i8_codes: bool
+    i8_values: bool
+    casts: bool  # to e4m3, without a scale
+    rounding: bool
+    widening: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class QuantiserView:
     """A way of making codes and scales of blocks."""
 
     name: str
     kernel: str  # its name among kernels
     doc: str
-    maximum: str
+    kernel_parameters: str
+    parameters: str
     floor: str
+    ratio: str  # of the largest value to the largest code
+    ratios: str
+    code: str  # makes codes
+    codes: str
+    native: str
+    whole: str  # the scale that codes are made with, where it is not the one that is stored
+    wholes: str
+    stored: str
+    stored_scales: str
+    result: str
+    results: str
     has_floor: bool
     has_least: bool  # whether the floor alone leaves scales below 2^-126
+    has_zeros: bool  # whether codes may be made with a scale of 0
+    has_whole: bool
     is_power: bool
+    has_division: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoderView:
+    """A way of making codes for a scale that is given."""
+
+    name: str
+    kernel: str
+    doc: str
+    kernel_parameters: str
+    code: str
+    codes: str
+    native: str
     has_division: bool
 
 
@@ -121,15 +166,10 @@ class KernelView:
     result: str
     is_in_order: bool  # whether the values of each field lie in order, side by side
     space_page: str
+    uses: frozenset[str]  # names of `HelpersView`
     is_store: bool
     is_load: bool
     is_gather: bool
-    has_codes: bool
-    has_casts: bool
-    has_values: bool
-    has_powers: bool
-    has_rounding: bool
-    has_widening: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +204,8 @@ class PoolView:
     loads: tuple[KernelView, ...]
     gathers: tuple[KernelView, ...]
     quantisers: tuple[QuantiserView, ...]
+    coders: tuple[CoderView, ...]
+    helpers: HelpersView
     pack_signature: str
     unpack_signature: str
     clear_signature: str
@@ -181,13 +223,9 @@ class PoolView:
     integers: str
     constants: str
     units: str
-    has_e4m3_codes: bool
-    has_casts: bool
-    has_e4m3_values: bool
-    has_e8m0_codes: bool
-    has_e8m0_values: bool
-    has_rounding: bool
-    has_widening: bool
+    given_scales: str
+    scales: str
+    has_given: bool
     has_owned: bool
     has_values: bool
     has_infos: bool
@@ -272,6 +310,14 @@ class ModuleView:
     flat_stride: str
     has_flat: bool
     own_plane: str
+    owned_class: str
+    owned_of: str
+    owned_memory: str
+    held_class: str
+    field_memory: str
+    blank_memory: str
+    field_offset: str
+    has_pairs: bool
     has_varying_pages: bool
     has_host: bool
     has_floors: bool

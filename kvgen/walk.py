@@ -27,6 +27,8 @@ class Step:
 
 Walk = tuple[Step, ...]
 
+MAXIMA = {"e4m3": 448, "i8": 127, "e2m1": 6}  # the largest number of each kind of codes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -75,17 +77,12 @@ def element_walk(field: FieldLayout) -> Walk | None:
             if piece.extent.known == 1:
                 continue
             # the bits of a dtype of load time are a factor of each stride
-            stride = _without(piece.stride, field.bits) if bits is None else _divided(piece.stride, bits)
+            stride = _without(piece.stride, field.bits) if bits is None else piece.stride.floored(bits)
             if stride is None:
                 return None
             steps.append(Step(low=low * piece.low, extent=piece.extent, stride=stride))
         low = low * extent
     return merged(tuple(steps))
-
-
-def _divided(size: Size, number: int) -> Size:
-    """The size as so many elements; that they come out whole is a condition of the page where it is not certain."""
-    return size.divided_by(number) if size.divisible_by(number) else Size.of(f"({size}) // {number}")
 
 
 def _without(size: Size, factor: Size) -> Size | None:
@@ -205,6 +202,19 @@ def blocks_of(page: Page, field: FieldLayout) -> Blocks | None:
     return Blocks(count=number, values=values, scale=scale) if _same(total, count(field)) else None
 
 
+def packed(field: FieldLayout) -> FieldLayout | None:
+    """A field as the bytes that it has. Of two e2m1 values that is one; None where they are no neighbours."""
+    if field.bits.known is None or field.bits.known >= BYTE:
+        return field
+    *axes, last = field.pieces
+    if not axes or last[0].extent.known != BYTE // field.bits.known or last[0].stride != field.bits:
+        return None
+    inner, *outer = last
+    pieces = tuple(replace(piece, low=piece.low // 2) for piece in outer) or (replace(inner, extent=Size.of(1)),)
+    shape = (*field.shape[:-1], field.shape[-1].floored(2))
+    return replace(field, bits=Size.of(BYTE), shape=shape, pieces=(*axes, pieces))
+
+
 def _same(one: Size, other: Size) -> bool:
     """Equal, `head_dim // 32 * 32` taken as `head_dim`: blocks divide their axis, which the page checks."""
     for name in one.names:
@@ -241,19 +251,24 @@ def unsupported(page: Page, verb: str, names: tuple[str, ...]) -> str | None:
         field = next(field for field in page.fields if field.name == name)
         if field.dtype not in DTYPES:
             return f"a {verb} of `{name}`, whose dtype is known at load time,"
+        if packed(field) is None:
+            return f"a {verb} of `{name}`, whose bytes hold values that are no neighbours,"
         quant = field.quant if verb in ("store", "load") else None
         if quant is None:
-            if DTYPES[field.dtype] < BYTE:
-                return f"a {verb} of `{name}`, whose values share bytes,"
+            if verb in ("store", "load") and DTYPES[field.dtype] < BYTE:
+                return f"a {verb} of `{name}`, whose values share bytes and have no `quant`,"
             continue
-        if field.dtype != "e4m3":
+        if field.dtype not in MAXIMA:
             return f"a {verb} of {field.dtype} codes"
-        if quant.outer or quant.scale == "given":
-            return f"a {verb} with a given scale"
-        if quant.scale != "none":
-            blocks = blocks_of(page, field)
-            if blocks is None:
-                return f"a {verb} of `{name}`, whose blocks are not runs of values in the order of their scales,"
-            if blocks.scale.dtype not in ("f32", "e8m0"):
-                return f"a {verb} with {blocks.scale.dtype} scales"
+        if quant.scale in ("none", "given"):
+            if DTYPES[field.dtype] < BYTE:
+                return f"a {verb} of {field.dtype} codes without scales of blocks"
+            continue
+        blocks = blocks_of(page, field)
+        if blocks is None:
+            return f"a {verb} of `{name}`, whose blocks are not runs of values in the order of their scales,"
+        if DTYPES[field.dtype] < BYTE and blocks.values.known is not None and blocks.values.known % 2:
+            return f"a {verb} of `{name}`, of which two blocks share a byte,"
+        if blocks.scale.dtype not in ("f32", "e8m0", "e4m3"):
+            return f"a {verb} with {blocks.scale.dtype} scales"
     return None

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.addresses import Derived, Memory, Model, extents, halves, tensor_of
+from support.addresses import Derived, Memory, Model, extents, halves, joined, tensor_of
 from support.models import LANGUAGE, ROOT, run_whole
 from support.reference import (
     bf16_values,
@@ -50,14 +50,15 @@ def random() -> np.random.Generator:
 
 @cache
 def compiled(spec: str) -> ModuleType:
-    """The module of a spec: its text, or the name of a file of `tests/language` or a folder of `tests/golden`."""
+    """The module of a spec: its text, or the name of a file of `specs` or `tests/language`, or of a golden."""
     if "\n" in spec:
         name = re.search(r"^layout: (\w+)$", spec, re.MULTILINE).group(1)
         return run_whole(name, lambda file: spec.encode())
     folder = ROOT / "tests" / "golden" / spec
     if folder.exists():
         return run_whole(f"golden_{spec}", lambda file: (folder / "spec.yaml").read_bytes())
-    return run_whole(spec, lambda file: (LANGUAGE / file).read_bytes())
+    own = ROOT / "specs" if (ROOT / "specs" / f"{spec}.yaml").exists() else LANGUAGE
+    return run_whole(spec, lambda file: (own / file).read_bytes())
 
 
 @dataclass(frozen=True)
@@ -683,6 +684,7 @@ TORCH = {
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
     "e8m0": torch.float8_e8m0fnu,
+    "e2m1": torch.uint8,  # two values
     "u8": torch.uint8,
     "i8": torch.int8,
     "i32": torch.int32,
@@ -708,6 +710,35 @@ gather_fields: {{gather: [{buffers}], returns: [{", ".join(fields)}]}}
 """
 
 
+E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def e2m1_codes(values: np.ndarray) -> np.ndarray:
+    """fp32 to the nearest e2m1, ties to the even code, saturating at 6; NaN is 7."""
+    size = np.minimum(np.abs(values.astype(np.float64)), 6.0)
+    distance = np.abs(size[..., None] - E2M1)
+    code = np.where(distance[..., ::2].min(-1) <= distance[..., 1::2].min(-1), 0, 1)
+    code = code + 2 * np.where(code == 0, distance[..., ::2].argmin(-1), distance[..., 1::2].argmin(-1))
+    return np.where(np.isnan(values), 7, code + np.where(np.signbit(values), 8, 0)).astype(np.uint8)
+
+
+def i8_codes(values: np.ndarray) -> np.ndarray:
+    """fp32 to the nearest whole number, ties to even, from -127 to 127; NaN is 127."""
+    within = np.where(np.isnan(values), 127, np.clip(values, -127, 127))
+    return np.rint(within).astype(np.int8).view(np.uint8)
+
+
+def _signed(codes: np.ndarray) -> np.ndarray:
+    return codes.view(np.int8).astype(np.float32)
+
+
+CODES = {  # the largest number, what makes codes, what reads them, and the code of NaN
+    "e4m3": (448, e4m3_codes, e4m3_values, 0x7F),
+    "e2m1": (6, e2m1_codes, lambda codes: np.concatenate([E2M1, -E2M1]).astype(np.float32)[codes], 7),
+    "i8": (127, i8_codes, _signed, 127),
+}
+
+
 @dataclass(frozen=True)
 class Rule:
     """How a store makes codes: scales of a field for so many values each; none where that is empty."""
@@ -717,22 +748,50 @@ class Rule:
     floor: float = 0
     power: bool = False
     divide: bool = False
+    code: str = "e4m3"
+    scales: str = "f32"
+    given: float | None = None  # the scale that a store gives: that of all values, or over those of blocks
 
     def stored(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Codes and fp32 scales of fp32 [..., values], each step rounded to fp32."""
+        """Codes and scales of fp32 [..., values] as they are stored, each step rounded to fp32."""
         assert blocks.dtype == np.float32
+        maximum, coded, _, code_of_nan = CODES[self.code]
         with np.errstate(all="ignore"):
+            if not self.scale:
+                scaled = blocks
+                if self.given is not None:
+                    scale = np.float32(self.given)
+                    scaled = blocks / scale if self.divide else blocks * (np.float32(1) / scale)
+                return coded(scaled), np.zeros(0, np.uint8)
             amax = np.where(np.isnan(blocks), np.float32(0), np.abs(blocks)).max(axis=-1, keepdims=True)
             amax = np.maximum(amax, np.float32(self.floor))
-            scale = np.where(amax == 0, amax, np.maximum(amax / np.float32(448), np.float32(2.0**-126)))
+            scale = amax / np.float32(maximum)
+            if self.given is not None:
+                scale = scale / np.float32(self.given)
+            scale = np.where(amax == 0, amax, np.maximum(scale, np.float32(2.0**-126)))
             if self.power:
                 mantissa, exponent = np.frexp(scale)  # of 0.5 <= mantissa < 1
                 above = np.ldexp(np.float32(1), exponent - (mantissa == 0.5))
                 scale = np.where((scale == 0) | np.isinf(scale), scale, above)
-            scaled = blocks / scale if self.divide else blocks * (np.float32(1) / scale)
-        assert scale.dtype == scaled.dtype == np.float32
-        codes = np.where((scale == 0) & ~np.isnan(blocks), np.uint8(0), e4m3_codes(scaled))
-        return np.where(np.isnan(blocks), np.uint8(0x7F), codes), scale[..., 0]
+            kept = {"f32": lambda own: own, "e8m0": e8m0_codes, "e4m3": e4m3_codes}[self.scales](scale)
+            whole = self.whole(kept) if self.scales == "e4m3" else scale * np.float32(self.given or 1)
+            scaled = blocks / whole if self.divide else blocks * (np.float32(1) / whole)
+        assert scale.dtype == whole.dtype == scaled.dtype == np.float32
+        codes = np.where((whole == 0) & ~np.isnan(blocks), np.uint8(0), coded(scaled))
+        return np.where(np.isnan(blocks), np.uint8(code_of_nan), codes), kept[..., 0]
+
+    def whole(self, stored: np.ndarray) -> np.ndarray:
+        """Scales as they are stored with the one over them."""
+        own = {"f32": lambda own: own, "e8m0": e8m0_values, "e4m3": e4m3_values}[self.scales](stored)
+        return own if self.given is None else own * np.float32(self.given)
+
+    def read(self, codes: np.ndarray, stored: np.ndarray) -> np.ndarray:
+        """The values of codes [n, values] with their scales [n, blocks] as they are stored."""
+        values = CODES[self.code][2](codes)
+        with np.errstate(all="ignore"):
+            if self.scale:
+                return values * np.repeat(self.whole(stored), self.values, axis=1)
+            return values if self.given is None else values * np.float32(self.given)
 
 
 def e8m0_codes(scales: np.ndarray) -> np.ndarray:
@@ -755,9 +814,21 @@ class Layer:
     fields: Sequence[str]  # in the order in which operations have them
     rules: Mapping[str, Rule] = field(default_factory=dict)
 
+    def memory(self, name: str) -> Memory:
+        """The tensor that a field lies in."""
+        own = [
+            memory for (buffer, _, layer), memory in self.pools.model.memories.items() if (buffer, layer) == self.key
+        ]
+        return next(memory for memory in own if name in memory.fields)
+
     @property
-    def memory(self) -> Memory:
-        return self.pools.model.memories[self.buffer, None, self.layer]
+    def key(self) -> tuple[str, int]:
+        return self.buffer, self.layer
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The scales that stores and loads are given."""
+        return {f"{name}_scale": rule.given for name, rule in self.rules.items() if rule.given is not None}
 
     @property
     def scales(self) -> set[str]:
@@ -782,7 +853,12 @@ class Layer:
         return self.pools.model.own(self.buffer, slots)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return extents(self.memory.fields[name])
+        return extents(self.memory(name).fields[name])
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """As the bytes have it, two e2m1 values in each."""
+        *most, last = self.shape(name)
+        return (*most, last // 2) if self.memory(name).fields[name].dtype == "e2m1" else (*most, last)
 
     def kept(self, slots: Sequence[int], skip_reserved: bool) -> list[int]:
         """The rows of slots, -1 for slot 0 where that is skipped."""
@@ -794,10 +870,10 @@ class Layer:
 
     def any_bits(self, name: str, count: int) -> torch.Tensor:
         """Any values of the dtype of a field [count, axes], NaN among them; every second of twice as many."""
-        dtype = TORCH[self.memory.fields[name].dtype]
-        size = int(np.prod(self.shape(name))) * dtype.itemsize
+        dtype, shape = TORCH[self.memory(name).fields[name].dtype], self.stored_shape(name)
+        size = int(np.prod(shape)) * dtype.itemsize
         data = self.pools.random.integers(0, 256, (2 * count, size), np.uint8)
-        return torch.from_numpy(data).view(dtype).view(2 * count, *self.shape(name))[::2]
+        return torch.from_numpy(data).view(dtype).view(2 * count, *shape)[::2]
 
     def numbers(self, name: str, count: int) -> torch.Tensor:
         """bf16 of all kinds [count, axes]."""
@@ -815,21 +891,20 @@ class Layer:
         }
         arguments = {called.get(name, name): tensor for name, tensor in given.items()}
         options = {} if skip_reserved else {"skip_reserved": False}
-        self.pools.both(operation, self.layer, strided(slots, torch.int32), **arguments, **options)
+        self.pools.both(operation, self.layer, strided(slots, torch.int32), **arguments, **options, **self.given)
         own = self.kept(slots, skip_reserved)
         for name, tensor in given.items():
             rule = self.rules.get(name)
+            memory = self.memory(name)
             if rule is None:
-                self.memory.write_bytes(name, own, raw(tensor))
+                memory.write_bytes(name, own, raw(tensor))
                 continue
             values = bf16_values(bits(tensor.reshape(len(slots), -1)))
-            if not rule.scale:
-                self.memory.write_bytes(name, own, e4m3_codes(values))
-                continue
-            codes, scales = rule.stored(values.reshape(len(slots), -1, rule.values))
-            self.memory.write_bytes(name, own, codes)
-            is_power = self.memory.fields[rule.scale].dtype == "e8m0"
-            self.memory.write_bytes(rule.scale, own, e8m0_codes(scales) if is_power else scales)
+            codes, scales = rule.stored(values.reshape(len(slots), -1, rule.values or values.shape[1]))
+            codes = codes.reshape(len(slots), -1)
+            memory.write_bytes(name, own, joined(codes) if rule.code == "e2m1" else codes)
+            if rule.scale:
+                self.memory(rule.scale).write_bytes(rule.scale, own, scales)
         self.pools.check()
 
     def put(self, operation: str = "set_fields", skip_reserved: bool = True, **called: str) -> None:
@@ -838,7 +913,7 @@ class Layer:
         arguments = {called.get(name, name): tensor for name, tensor in given.items()}
         self.pools.both(operation, self.layer, strided(slots), **arguments, skip_reserved=skip_reserved)
         for name, tensor in given.items():
-            self.memory.write_bytes(name, self.kept(slots, skip_reserved), raw(tensor))
+            self.memory(name).write_bytes(name, self.kept(slots, skip_reserved), raw(tensor))
         self.pools.check()
 
     def get(self, operation: str = "get_fields", names: Sequence[str] = ()) -> None:
@@ -851,13 +926,14 @@ class Layer:
         assert len(found) == len(names)
         for name, data in zip(names, found, strict=True):
             assert data.dtype == torch.uint8
-            np.testing.assert_array_equal(data.numpy(), self.memory.read_bytes(name, own), name)
+            np.testing.assert_array_equal(data.numpy(), self.memory(name).read_bytes(name, own), name)
         self.pools.check()
 
     def gather(self, operation: str = "gather_fields", names: Sequence[str] = ()) -> None:
         """Sequences of some lengths over pages in no order, some of them not there."""
         space = self.pools.model.spaces[self.buffer]
-        size, num_pages = space.page_size, self.memory.num_pages * self.memory.page.slots // space.page_size
+        memory = self.memory(self.fields[0])
+        size, num_pages = space.page_size, memory.num_pages * memory.page.slots // space.page_size
         lengths = [2 * size + 1, 0, -3, 1, size, 3 * size + 2]
         table = self.pools.random.integers(0, num_pages, (len(lengths), 3))
         table[5, 1], table[3, 0], table[0, 2] = num_pages, -1, 2**31 - 1
@@ -880,7 +956,7 @@ class Layer:
         """Codes times their scales, rounded once; what is stored as it came as it is, but in another type."""
         slots = self.slots(torch.int64)
         for dtype in dtypes:
-            found = self.pools.both(operation, self.layer, strided(slots), dtype)
+            found = self.pools.both(operation, self.layer, strided(slots), dtype, **self.given)
             for name, values in zip(names or self.values, found, strict=True):
                 shape = self.shape(name)
                 assert values.shape == (len(slots), *((1, *shape) if len(shape) == 1 else shape))
@@ -890,8 +966,8 @@ class Layer:
         self.pools.check()
 
     def loaded(self, name: str, own: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        data = np.ascontiguousarray(self.memory.read_bytes(name, own))
-        stored, rule = self.memory.fields[name].dtype, self.rules.get(name)
+        data = np.ascontiguousarray(self.memory(name).read_bytes(name, own))
+        stored, rule = self.memory(name).fields[name].dtype, self.rules.get(name)
         if rule is None and stored in ("e4m3", "e5m2", "e8m0"):
             return torch.from_numpy(data)
         if rule is None and (stored not in ("bf16", "f16", "f32") or TORCH[stored] == dtype):
@@ -904,13 +980,9 @@ class Layer:
                     "f32": lambda: data.view(np.float32),
                 }[stored]()
         else:
-            values = e4m3_values(data)
-            if rule.scale:
-                scales = np.ascontiguousarray(self.memory.read_bytes(rule.scale, own))
-                is_power = self.memory.fields[rule.scale].dtype == "e8m0"
-                scales = e8m0_values(scales) if is_power else scales.view(np.float32)
-                with np.errstate(all="ignore"):
-                    values = values * np.repeat(scales, rule.values, axis=1)
+            scales = self.memory(rule.scale).read_bytes(rule.scale, own) if rule.scale else np.zeros((0, 0), np.uint8)
+            scales = np.ascontiguousarray(scales).view(np.float32) if rule.scales == "f32" else scales
+            values = rule.read(halves(data) if stored == "e2m1" else data, scales)
         rounded = rounded_bits(np.ascontiguousarray(values), dtype)
         signed = {2: np.int16, 4: np.int32}[rounded.itemsize]
         return torch.from_numpy(rounded.view(signed)).view(dtype)
@@ -973,7 +1045,7 @@ row:
     [("nhd", 3, 40), ("rows", 3, 40), ("hnd", 5, 24), ("x5d", 3, 40), ("x5d", 1, 8)],
 )
 def test_heads_that_load_time_decides(order: str, heads: int, dim: int, random: np.random.Generator) -> None:
-    rules = {"k": Rule("k_scale", dim), "v": Rule("v_scale", 8, power=True)}
+    rules = {"k": Rule("k_scale", dim), "v": Rule("v_scale", 8, power=True, scales="e8m0")}
     with pools_of(Case(HEADS, {"heads": heads, "dim": dim}, {"order": order}, tokens=48), random) as pools:
         Layer(pools, "kv", 1, HEADS_FIELDS, rules).everything()
 
@@ -984,8 +1056,8 @@ RULES = {
     "b": Rule("b_scale", 96),
     "c": Rule("c_scale", 32, floor=1e-4),
     "d": Rule("d_scale", 1, power=True),
-    "e": Rule("e_scale", 32, power=True),  # as e8m0 scales always are
-    "f": Rule("f_scale", 8, floor=0.25, power=True),
+    "e": Rule("e_scale", 32, power=True, scales="e8m0"),  # as e8m0 scales always are
+    "f": Rule("f_scale", 8, floor=0.25, power=True, scales="e8m0"),
     "g": Rule(),
     "h": Rule("h_scale", 24),
     "i": Rule("i_scale", 30),  # of two heads
@@ -1578,7 +1650,7 @@ def test_slots_of_the_root_and_of_the_buffer(layer: int, buffer: str, at: str, r
 
 def test_stores_of_dsv4(random: np.random.Generator) -> None:
     """Latents of every 4 and of every 128 tokens by one operation, and those of windows."""
-    rules = {"nope": Rule("scale", 64, power=True)}
+    rules = {"nope": Rule("scale", 64, power=True, scales="e8m0")}
     for layer, buffer in ((0, "swa_kv"), (1, "c4_kv"), (2, "c128_kv")):
         choices = {"start_layer": layer, "end_layer": layer + 1}
         with pools_of(Case("dsv4", choices=choices, tokens=256, **DSV4), random) as pools:

@@ -105,8 +105,8 @@ class Memory:
         self.halves[places] = values.reshape(len(slots), *places.shape[1:])[held]
 
     def read_bytes(self, name: str, slots: Sequence[int]) -> np.ndarray:
-        """The bytes of a field of whole bytes: [slots, bytes]."""
-        return joined(self.read(name, slots)).reshape(len(slots), -1)
+        """The bytes of a field, of which two values may share one: [slots, bytes]."""
+        return joined(self.read(name, slots).reshape(len(slots), -1))
 
     def write_bytes(self, name: str, slots: Sequence[int], values: np.ndarray) -> None:
         """Values of a field, of its size, [slots, elements]."""

@@ -625,7 +625,10 @@ def _rounded(x, dtype: tl.constexpr):
 
 @triton.jit
 def _quantised_value(x, NATIVE: tl.constexpr):
-    """e4m3 codes and the scale of each block. `x` is fp32 [tokens, blocks, values]."""
+    """e4m3 codes and the f32 scale of each block.
+
+    `x` is fp32 [tokens, blocks, values].
+    """
     largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=2)
     scale = tl.maximum(tl.div_rn(largest, 448.0), 2.0**-126)
     scale = tl.where(largest > 0, scale, 0.0)
@@ -660,7 +663,8 @@ def _store_latent_kernel(
     row_ptr = memory_ptr + slot * 20
 
     # value: e4m3[8], with scale for each 4
-    block = tl.arange(0, 2)[None, :, None]
+    row = tl.arange(0, 2)[None, :]
+    block = row[:, :, None]
     value = tl.arange(0, 4)[None, None, :]
     element = block * 4 + value
     its_value = tl.load(
@@ -670,11 +674,7 @@ def _store_latent_kernel(
     )
     its_value, scale = _quantised_value(_bf16_value(its_value), NATIVE)
     tl.store(row_ptr[:, None, None] + element, its_value, mask=kept[:, None, None])
-    tl.store(
-        (row_ptr + 8).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 2)[None, :],
-        scale,
-        mask=kept[:, None],
-    )
+    tl.store((row_ptr + 8).to(tl.pointer_type(tl.float32))[:, None] + row, scale, mask=kept[:, None])
 
     # rope: bf16[2]
     column = tl.arange(0, 2)[None, :]
@@ -743,15 +743,12 @@ def _load_latent_kernel(
     row_ptr = memory_ptr + slot * 20
 
     # value: e4m3[8], with scale for each 4
-    block = tl.arange(0, 2)[None, :, None]
+    row = tl.arange(0, 2)[None, :]
+    block = row[:, :, None]
     value = tl.arange(0, 4)[None, None, :]
     element = block * 4 + value
     its_value = _e4m3_value(tl.load(row_ptr[:, None, None] + element, mask=kept[:, None, None], other=0))
-    scale = tl.load(
-        (row_ptr + 8).to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 2)[None, :],
-        mask=kept[:, None],
-        other=0.0,
-    )
+    scale = tl.load((row_ptr + 8).to(tl.pointer_type(tl.float32))[:, None] + row, mask=kept[:, None], other=0.0)
     its_value *= scale[:, :, None]
     tl.store(
         its_value_ptr + token[:, None, None] * 8 + element,
@@ -1036,7 +1033,10 @@ def _largest(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _quantise_value(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """e4m3 codes and the scale of each block. `blocks` are bf16, as int16 [tokens, blocks, values]."""
+    """e4m3 codes and the f32 scale of each block.
+
+    `blocks` are bf16, as int16 [tokens, blocks, values].
+    """
     largest = _largest(blocks)
     has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
@@ -1047,7 +1047,7 @@ def _quantise_value(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     divisors = torch.where(scales > 0, scales, 1)
     codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
     if not scales.all():  # a block of zeros, of either sign, and NaN
-        codes.masked_fill_((scales == 0) & (codes != 0x7F), 0)
+        codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
     return codes.flatten(1), scales.flatten(1)
 
 
@@ -1493,7 +1493,7 @@ class OperationsPool:
             slots = slots.long()
             return twin(entry, slots, (slots >= 0) & (slots < num_slots), dtypes)
         shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(entry.memory.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
+        outputs = tuple(self._none.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
         if len(slots):
             grid = (-(-len(slots) // self._tokens),)
             self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs)
@@ -1513,7 +1513,7 @@ class OperationsPool:
     ) -> tuple[torch.Tensor, ...]:
         """Read fields of sequences of a layer, [tokens, values] of each."""
         shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(entry.memory.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
+        outputs = tuple(self._none.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
         num_pages = self._num_pages(entry.space)
         longest = min(longest, table.shape[1] * entry.space.page_size)
         blocks = -(-longest // self._tokens)
@@ -2028,8 +2028,8 @@ def _load_latent(
     """Read values from slots of `latent`; zeros for a slot outside."""
     codes = _e4m3_values(_read(entry, "value", slots, kept, torch.uint8), torch.float32)
     scales = _read(entry, "scale", slots, kept, torch.float32)
-    values = codes.unflatten(1, (2, 4)) * scales[:, :, None]
-    its_value = _rounded_values(values.flatten(1), dtypes[0])
+    codes = codes.unflatten(1, (2, 4))
+    its_value = _rounded_values((codes * scales[:, :, None]).flatten(1), dtypes[0])
     rope = _read(entry, "rope", slots, kept, torch.bfloat16)
     if dtypes[1] != torch.bfloat16:
         rope = _rounded_values(rope.float(), dtypes[1])
@@ -2082,7 +2082,7 @@ def _rows(entry: _Entry, names: tuple[str, ...], dtype: torch.dtype | None) -> t
     fields = [page.field(name) for name in names] or page.fields
     first = min(field.offset for field in fields)
     nbytes = max(field.offset + field.count * ITEM_BYTES[field.dtype] for field in fields) - first
-    rows = entry.memory.view(len(entry.memory) * page.slots, -1)[:, first : first + nbytes]
+    rows = entry.memory.view(-1, page.page_bytes // page.slots)[:, first : first + nbytes]
     if dtype is None:
         return rows
     own = {_TORCH_DTYPES.get(field.dtype) for field in fields}

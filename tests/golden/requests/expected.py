@@ -1475,6 +1475,7 @@ def _blank_page(page: Page) -> torch.Tensor:
 
 _TORCH_DTYPES = {
     "bf16": torch.bfloat16,
+    "e2m1": torch.uint8,
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
     "e8m0": torch.float8_e8m0fnu,

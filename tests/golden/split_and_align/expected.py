@@ -106,12 +106,14 @@ class Page:
         fields = [(own.name, own.dtype, own.offset, own.shape, own.stride, own.rounding) for own in self.fields]
         return _digest(self.slots, self.page_bytes, fields, *(self.planes if self.split else ()))
 
+    def records_in(self, plane: Plane | None) -> tuple[Record, ...]:
+        """The records of a plane; all of the page where there is none."""
+        return tuple(record for record in self.records if plane is None or record.plane == plane.name)
+
     def records_of(self, plane: Plane | None) -> tuple[Record, ...]:
-        """The records of a plane that is a tensor of its own; those of the page where there is none."""
-        if plane is None:
-            return self.records
-        own = [record for record in self.records if record.plane == plane.name]
-        return tuple(replace(record, offset=record.offset - plane.offset) for record in own)
+        """The same as they lie in its tensor."""
+        start = plane.offset if plane else 0
+        return tuple(replace(record, offset=record.offset - start) for record in self.records_in(plane))
 
     def divided(self, split: bool) -> "Page":
         """Where `split`, the same page with a tensor for each plane."""
@@ -826,6 +828,31 @@ class _Entry:
     plane: Plane | None  # where each plane is a tensor
 
 
+@dataclass(frozen=True, eq=False)
+class _Owned:
+    """A buffer of a layer, in one tensor or in one for each plane of its page."""
+
+    space: Space
+    page: Page
+    tensors: tuple[torch.Tensor, ...]
+    views: dict[Record, torch.Tensor]  # of every slot, by the records of the page
+
+    @property
+    def planes(self) -> dict[str, torch.Tensor]:
+        """The memory of each plane from its first byte on, uint8 [pages, bytes], by the plane's name."""
+        if self.page.split:
+            return {plane.name: memory for plane, memory in zip(self.page.planes, self.tensors, strict=True)}
+        return {plane.name: self.tensors[0][:, plane.offset :] for plane in self.page.planes}
+
+    def memory_of(self, field: Field) -> tuple[torch.Tensor, int]:
+        """The tensor that a field lies in, and the byte of the page that it begins with."""
+        if not self.page.split:
+            return self.tensors[0], 0
+        found = (own for own in zip(self.page.planes, self.tensors, strict=True) if own[0].offset <= field.offset)
+        *_, (plane, memory) = found
+        return memory, plane.offset
+
+
 class SplitAndAlignPool:
     """The tensors of one `SplitAndAlignLayout` for a number of tokens, and the operations on them.
 
@@ -877,20 +904,24 @@ class SplitAndAlignPool:
         self._roots = tuple(dict.fromkeys(space.numbering for space in self._spaces))
         self._none = torch.empty(0, dtype=torch.int64, device=self.device)  # slots of a space that nobody named
         self._buffers: dict[tuple[str, str | None, int], torch.Tensor] = {}
+        self._owned_of: dict[tuple[str, int], _Owned] = {}
         self._entries: list[_Entry] = []  # of the pointer table
         for buffer in self._device_buffers:
             num_pages = buffer.num_pages(tokens)
             page = buffer.page
             for layer in buffer.layers:
+                tensors, all_views = [], {}
                 for plane in page.planes if page.split else (None,):
                     name = f"{buffer.name}.{plane.name}" if plane else buffer.name
                     memory = self._memory(name, layer, num_pages, plane.page_bytes if plane else page.page_bytes)
                     self._buffers[buffer.name, plane.name if plane else None, layer] = memory
                     views = {own: _record_view(memory, page, own) for own in page.records_of(plane)}
                     self._entries.append(_Entry(name, buffer.space, layer, page, memory, views, plane))
+                    tensors.append(memory)
+                    all_views |= zip(page.records_in(plane), views.values(), strict=True)
+                self._owned_of[buffer.name, layer] = _Owned(buffer.space, page, tuple(tensors), all_views)
         names = list(dict.fromkeys(entry.name for entry in self._entries))
         self._entries.sort(key=lambda entry: names.index(entry.name))
-        self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
         if self._triton:
@@ -1357,14 +1388,14 @@ def _record_view(memory: torch.Tensor, page: Page, record: Record) -> torch.Tens
     return view.flatten(0, 1) if is_even else view
 
 
-def _places(entry: _Entry, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _places(entry: _Entry | _Owned, record: Record, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What picks the slots out of the view of a record: the same for all entries that are alike."""
     if entry.views[record].ndim == 2:
         return (slots,)
     return slots // entry.page.slots, slots % entry.page.slots
 
 
-def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
+def _copy_out(entry: _Entry | _Owned, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Read the records of slots that are all inside into uint8 [slots, bytes]."""
     view = entry.views[record]
     units = rows.view(view.dtype)
@@ -1374,7 +1405,7 @@ def _copy_out(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], r
         units.copy_(view[places].flatten(1))
 
 
-def _copy_in(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
+def _copy_in(entry: _Entry | _Owned, record: Record, places: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
     """Write uint8 [slots, bytes] into the records of slots that are all inside."""
     view = entry.views[record]
     units = rows.view(view.dtype)
