@@ -52,7 +52,7 @@ def test_specs_as_text() -> None:
         "mla\n"
         "  Multi-head latent attention (DeepSeek-V3, Kimi-K2), one latent row per token in every layer\n"
         "  needs    num_hidden_layers, kv_lora_rank = 512, qk_rope_head_dim = 64\n"
-        "  reads    num_nextn_predict_layers, index_topk, linear_attn_config.kda_layers\n"
+        "  reads    num_nextn_predict_layers, index_topk, linear_attn_config.kda_layers, layer_group_size\n"
         "  choices  kv_format (bf16 | fp8_scaled | fp8_raw), page_size\n"
     )
     status, out, err = kvgen("specs", "--config", CONFIGS / "glm-5.json")
