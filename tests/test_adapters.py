@@ -5,7 +5,6 @@ That an engine runs on one is shown by `make test-peers`, which has the engine.
 
 import ast
 import importlib
-import io
 import json
 import re
 import subprocess
@@ -13,18 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from kvgen.cli import main
+from support.cli import kvgen
 
 ROOT = Path(__file__).parent.parent
 SPEC = str(ROOT / "specs" / "glm_dsa.yaml")
 ADAPTER = ROOT / "generated" / "sglang" / "glm_dsa.py"
-
-
-def kvgen(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    status = main([str(word) for word in words], io.BytesIO(), out, err)
-    return status, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture

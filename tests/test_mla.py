@@ -56,7 +56,7 @@ def test_models_of_other_layouts(model: str, why: str) -> None:
     ("fields", "name"),
     [
         ({"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2]}}, "linear_attn_config.kda_layers"),
-        ({"num_hidden_layers": 80, "layer_group_size": 8}, "layer_group_size"),  # as in Ring-2.5: 70 of 80 layers
+        ({"num_hidden_layers": 80, "layer_group_size": 8}, "layer_group_size"),  # seven of eight layers
     ],
 )
 def test_a_hybrid_with_linear_attention(fields: dict[str, Any], name: str) -> None:
