@@ -246,19 +246,21 @@ def _build(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
 
 def _adapters(engine: str, compiled: Sequence[Compiled]) -> dict[str, str]:
     """The engine's pools for layouts, by their names. Failure where one of them is none."""
-    from kvgen.adapt import adapt, why_not
+    from kvgen.adapt import adapt, kind_of
 
-    problems, texts = [], {}
+    problems, excerpts, texts = [], {}, {}
     for item in compiled:
-        pool, missing = why_not(item.layout, engine)
-        if missing:
-            message = f"`{item.layout.name}` is not {pool}: {missing[0]}"
+        kind, wrong = kind_of(item.layout, engine)
+        if wrong:
+            message = f"`{item.layout.name}` is not {kind.title}: {wrong[0]}"
             label, help = Label(item.spec.name.span), f"build it without --engine {engine}"
-            problems.append(Problem("KV405", message, label, notes=missing[1:], help=help, path="layout"))
-            texts |= item.texts
+            problems.append(Problem("KV405", message, label, notes=wrong[1:], help=help, path="layout"))
+            excerpts |= item.texts
+        else:
+            texts[item.layout.name] = adapt(item.layout, kind)
     if problems:
-        raise Failure(1, problems, texts)
-    return {item.layout.name: adapt(item.layout, engine) for item in compiled}
+        raise Failure(1, problems, excerpts)
+    return texts
 
 
 def _say_states(

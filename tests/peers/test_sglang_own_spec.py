@@ -72,6 +72,6 @@ def test_slots_numbered_apart_by_default(tmp_path: Path, monkeypatch: pytest.Mon
 
     adapter_of(tmp_path, edit, monkeypatch)
     with Deployment("bf16", MODEL, 0, 3).serving() as configurator:
-        message = "^own: SGLang has one slot for latent and index, this layout does not by default$"
+        message = "^own: latent and index have one slot a token in SGLang, and not here by default$"
         with pytest.raises(NotImplementedError, match=message):
             build(configurator, 128)
