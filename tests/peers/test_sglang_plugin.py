@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import sglang.srt
-from deployments import SHARING, Deployment, build, glm_5_2
+from deployments import SHARING, Deployment, build, deepseek_v3, glm_5_2
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from sglang.srt.platforms import current_platform
 from sglang.srt.platforms.interface import SRTPlatform
@@ -17,6 +18,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 
 import kvgen.engines.sglang as plugin
 from generated.sglang.glm_dsa import GlmDsaTokenToKVPool
+from generated.sglang.mla import MlaTokenToKVPool
 from kvgen.engines.sglang.budget import correct
 from kvgen.engines.sglang.platform import KvgenPlatform
 
@@ -185,14 +187,33 @@ def test_a_process_without_the_platform_has_sglangs_own_pool() -> None:
     assert done.stdout.split() == ["SRTPlatform", "None", "False"]
 
 
-def test_the_way_without_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The patch of docs/sglang.md applies to this SGLang, and then its budget and its pool are the generated ones."""
-    patch = (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8").split("```diff\n")[1].split("```")[0]
+PATCHED = [  # a patch, a deployment, its price for a token, and the class that it builds
+    (0, Deployment("fp8_scaled", glm_5_2(**SHARING), draft_layers=1), 53940 + 656 + 132, GlmDsaTokenToKVPool),
+    (0, Deployment("bf16", deepseek_v3(), 0, 61, draft_layers=1), None, MLATokenToKVPool),
+    (1, Deployment("bf16", deepseek_v3(), 0, 61, draft_layers=1), 62 * 1152, MlaTokenToKVPool),
+    (1, Deployment("bf16", glm_5_2(**SHARING), draft_layers=1), None, DSATokenToKVPool),
+]
+
+
+@pytest.mark.parametrize(("number", "deployment", "cell", "pool_class"), PATCHED)
+def test_the_way_without_the_plugin(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    deployment: Deployment,
+    cell: int | None,
+    pool_class: type,
+) -> None:
+    """Each patch of docs/sglang.md applies to this SGLang; budget and pool are the generated ones, for its models."""
+    monkeypatch.setenv("KVGEN_SGLANG_POOL", f"generated.sglang.{['glm_dsa', 'mla'][number]}")
+    _, *blocks = (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8").split("```diff\n")
+    assert len(blocks) == 2
     names = ["mem_cache/kv_cache_configurator.py", "model_executor/pool_configurator.py"]
     for name in names:
         copy = tmp_path / "sglang" / "srt" / name
         copy.parent.mkdir(parents=True)
         copy.write_bytes((Path(sglang.srt.__path__[0]) / name).read_bytes())
+    patch = blocks[number].split("```")[0]
     subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tmp_path, check=True)
     patched = {}
     for name in names:
@@ -201,14 +222,15 @@ def test_the_way_without_the_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         sys.modules[module.__name__] = module
         exec(compile((tmp_path / "sglang" / "srt" / name).read_text(), name, "exec"), module.__dict__)
         patched[Path(name).stem] = module
-    with Deployment("fp8_scaled", glm_5_2(**SHARING), draft_layers=1).serving() as configurator:
+    with deployment.serving() as configurator:
         pricing = patched["pool_configurator"].DefaultPoolConfigurator(configurator)
         hooked = DefaultPoolConfigurator(configurator)
-        assert pricing._cell_size == hooked._cell_size == 53940 + 656 + 132
-        assert pricing._fixed_overhead_bytes == hooked._fixed_overhead_bytes == 64 * (53940 + 656 + 132)
+        assert pricing._cell_size == hooked._cell_size
+        assert pricing._fixed_overhead_bytes == hooked._fixed_overhead_bytes == 64 * (cell or 0)
+        assert cell in (None, pricing._cell_size)
         monkeypatch.setattr(patched["kv_cache_configurator"], "current_platform", SRTPlatform())
         pool = build(configurator, 64, patched["kv_cache_configurator"].KVCacheConfigurator)
-        assert type(pool) is GlmDsaTokenToKVPool
+        assert type(pool) is pool_class
 
 
 def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
