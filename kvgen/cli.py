@@ -403,13 +403,14 @@ def _judge(config: str, settings: Sequence[str]) -> list[Verdict]:
     for name, text in given.items():
         _find_choice(name, text, shipped)
     found: list[Verdict] = []
-    misfits: list[Failure] = []
+    misfits: dict[str, Failure] = {}
     having = [compiled for compiled in shipped if set(given) <= {*_choices_of(compiled), *BUILT_IN}]
     for compiled in shipped:
         try:
             choices = _choices(compiled, given)
         except Failure as failure:
-            misfits += [failure] if compiled in having else []
+            if compiled in having:
+                misfits[compiled.layout.name] = failure
             found.append(_refusal(compiled, failure))
             continue
         try:
@@ -419,7 +420,11 @@ def _judge(config: str, settings: Sequence[str]) -> list[Verdict]:
                 raise
             found.append(_refusal(compiled, failure))
     if misfits and len(misfits) == len(having):
-        raise misfits[0]
+        first = next(iter(misfits.values()))
+        if all(failure.problems == first.problems for failure in misfits.values()):
+            raise first
+        notes = tuple(f"{name}: {item.message}" for name, failure in misfits.items() for item in failure.problems)
+        raise Failure(2, [Problem("KV410", "no shipped layout takes these choices", Label(NOWHERE), notes=notes)])
     return found
 
 

@@ -119,7 +119,8 @@ V3 = ["--config", CONFIGS / "deepseek-v3.json"]
         (
             [*V3, "--set", "zzz=1"],
             "[KV410]: --set zzz=1: unknown choice `zzz`\n  = help: the choices are "
-            "kv_format, host_to_device_ratio, elide_shared, page_size, role, start_layer, end_layer\n",
+            "kv_format, host_to_device_ratio, elide_shared, kv_order, page_size, tp_size, split_kv, swa_pool, "
+            "swa_ratio, step_tokens, role, start_layer, end_layer\n",
         ),
         (
             [*V3, "--set", "page_sise=1"],
@@ -132,8 +133,10 @@ V3 = ["--config", CONFIGS / "deepseek-v3.json"]
         ([*V3, "--set", "page_size=x"], "[KV410]: --set page_size=x: expected an integer\n"),
         (
             [*V3, "--set", "kv_format=fp16"],
-            "[KV410]: --set kv_format=fp16: `fp16` is not among the values of `kv_format`: bf16, fp8_scaled, fp8_raw\n"
-            "  = help: did you mean `bf16`?\n",
+            "[KV410]: no shipped layout takes these choices\n"
+            "  = note: glm_dsa: --set kv_format=fp16: "
+            "`fp16` is not among the values of `kv_format`: bf16, fp8_scaled, fp8_raw\n"
+            "  = note: gqa: ",
         ),
         (
             [*V3, "--set", "start_layer=100"],
