@@ -39,7 +39,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "8b415ee7c1fc9719"
+LAYOUT_FINGERPRINT = "79fd874dcc98afe0"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {
     "bf16": 2,
@@ -299,6 +299,7 @@ class MlaLayout:
             read.fixed("qk_rope_head_dim", kind=_exactly(64))
             index_topk = read.config("index_topk", kind=_integer(), default=None)
             kda_layers = read.config("linear_attn_config.kda_layers", kind=_list_of(_integer()), default=None)
+            layer_group_size = read.config("layer_group_size", kind=_integer(), default=None)
             kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw", "nvfp4"), default="bf16")
             page_size = read.choice("page_size", kind=_integer(minimum=1), default=64)
             role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
@@ -311,8 +312,12 @@ class MlaLayout:
                 "index_topk: sparse attention has indexer keys too, which the layout glm_dsa has",
             )
             read.require(
-                kda_layers is None,
+                kda_layers is None or len(kda_layers) == 0,
                 "linear_attn_config.kda_layers: layers of linear attention have state, no latent rows",
+            )
+            read.require(
+                layer_group_size is None or layer_group_size == 1,
+                "layer_group_size: layers of linear attention have state, no latent rows",
             )
             layers = range(num_layers + draft_layers)
             if len(layers) > 10000:

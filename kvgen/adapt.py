@@ -1,7 +1,7 @@
 """Adapters: a resolved layout to an engine's own pool class on top of the generated one.
 
 An engine makes a pool by a constructor of its own, calls methods by names of its own, and reads bytes where its kernels
-expect them. A layout can be that pool where it says the same of all three; `why_not` says what it says otherwise.
+expect them. A layout can be that pool where it says the same of all three; `kind_of` says what it says otherwise.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kvgen.emit import class_name, header_file, template
-from kvgen.expr import Name
-from kvgen.layout import Layout, OperationLayout
+from kvgen.emit import class_name, header, template
+from kvgen.expr import Literal, Name
+from kvgen.layout import DerivedSpace, Layout, OperationLayout, RootSpace
 from kvgen.operations import pages_of
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.pysource import Raw, flat, quoted, tuple_of
@@ -42,43 +42,69 @@ class Place:
         return f"{self.dtype}[{self.count}] at {self.offset}, {self.slot_stride} bytes a slot"
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows that follow each other through all pages, whatever their size, with fields in one of several places."""
+
+    ways: tuple[tuple[Place, ...], ...]
+
+    def are(self, page: Page) -> bool:
+        row = page.fields[0].pieces[0][-1].stride
+        return _places(page) in self.ways and page.page_bytes * BYTE == row * page.slots
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Pages of so many slots with these fields and nothing more."""
+
+    fields: tuple[Place, ...]
+    slots: int
+
+    def are(self, page: Page) -> bool:
+        size = sum(place.slot_stride for place in self.fields) * self.slots
+        return _places(page) == self.fields and (page.slots.known, page.page_bytes.known) == (self.slots, size)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A pool that an engine knows."""
+    """A pool that an engine knows, printed by the template `<engine>_<name>.py.jinja`."""
 
+    engine: str
     name: str  # as the engine calls it
     title: str
     base: str  # the engine's own class
-    template: str
     calls: Mapping[str, Call]
     config: tuple[str, ...]  # fields that arguments of the constructor stand for
     choice: str  # what decides the bytes of a row
-    # What kernels read of the pages that an operation writes: the places of all fields, one way or another, and the
-    # slots of a page; None where rows follow each other through all pages, whatever their size.
-    reads: Mapping[str, tuple[tuple[tuple[Place, ...], ...], int | None]]
+    reads: Mapping[str, Rows | Pages]  # what kernels read of the pages that an operation writes
 
 
 # SGLang 0.5.23, as its own pools have them (srt/mem_cache/memory_pool.py, index_key_cache.py): rows of nope and rope in
 # bf16; of e4m3 with a scale for each 128 values, and rope in bf16; of e4m3 for both; pages of keys before their scales.
-_BF16 = (Place("bf16", 0, 1152, 512), Place("bf16", 1024, 1152, 64))
-_PACKED = (Place("e4m3", 0, 656, 512), Place("f32", 512, 656, 4), Place("bf16", 528, 656, 64))
-_RAW = (Place("e4m3", 0, 576, 512), Place("e4m3", 512, 576, 64))
-_KEYS = (Place("e4m3", 0, 128, 128), Place("f32", 8192, 4, 1))
+_NEVER = "e2m1"  # codes for which SGLang has pools of other kinds, and asks these for none
+_LATENT_ROWS = Rows(
+    (
+        (Place("bf16", 0, 1152, 512), Place("bf16", 1024, 1152, 64)),
+        (Place("e4m3", 0, 656, 512), Place("f32", 512, 656, 4), Place("bf16", 528, 656, 64)),
+        (Place("e4m3", 0, 576, 512), Place("e4m3", 512, 576, 64)),
+    )
+)
+_INDEX_PAGES = Pages((Place("e4m3", 0, 128, 128), Place("f32", 8192, 4, 1)), slots=64)
 _LATENT = {
     "set_mla_kv_buffer": Call(verb="store", arguments=("cache_k_nope", "cache_k_rope")),
     "get_mla_kv_buffer": Call(verb="load", returns=("cache_k_nope", "cache_k_rope")),
     "get_key_buffer": Call(verb="view", view="rows"),
     "get_contiguous_buf_infos": Call(verb="describe"),
 }
-_ROWS = ("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim")
+_LATENT_CONFIG = ("num_hidden_layers", "kv_lora_rank", "qk_rope_head_dim")
 
 ENGINES = {
     "sglang": (
         Kind(
+            engine="sglang",
             name="dsa",
             title="the DSA pool of SGLang",
             base="DSATokenToKVPool",
-            template="sglang.py.jinja",
             calls={
                 **_LATENT,
                 "set_index_k_scale_buffer": Call(verb="put", arguments=("index_k", "index_k_scale")),
@@ -86,66 +112,59 @@ ENGINES = {
                 "get_index_k_with_scale_buffer": Call(verb="view", view="pages"),
                 "get_state_buf_infos": Call(verb="describe"),
             },
-            config=(*_ROWS, "index_head_dim", "index_kpool", "indexer_types"),
+            config=(*_LATENT_CONFIG, "index_head_dim", "index_kpool", "indexer_types"),
             choice="kv_format",
-            reads={
-                "set_mla_kv_buffer": ((_BF16, _PACKED, _RAW), None),
-                "set_index_k_scale_buffer": ((_KEYS,), 64),
-            },
+            reads={"set_mla_kv_buffer": _LATENT_ROWS, "set_index_k_scale_buffer": _INDEX_PAGES},
         ),
         Kind(
+            engine="sglang",
             name="mla",
             title="the MLA pool of SGLang",
             base="MLATokenToKVPool",
-            template="sglang.py.jinja",
             calls=_LATENT,
-            config=_ROWS,
+            config=_LATENT_CONFIG,
             choice="kv_format",
-            reads={"set_mla_kv_buffer": ((_BF16, _PACKED, _RAW), None)},
+            reads={"set_mla_kv_buffer": _LATENT_ROWS},
         ),
     ),
 }
 
 
-def adapt(layout: Layout, engine: str) -> str:
-    """The text of the adapter of a layout that `why_not` finds nothing wrong with."""
-    kind = next(kind for kind in ENGINES[engine] if not _wrong(layout, kind, engine))
-    operations = {item.name: item for item in layout.operations}
-    by_verb = {item.verb: item.name for item in layout.operations}
+def kind_of(layout: Layout, engine: str) -> tuple[Kind, tuple[str, ...]]:
+    """The engine's pool that a layout is meant for, and what keeps it from being that, a line for each.
+
+    That is the pool which calls most of the layout's operations; of several, the one that calls the fewest others.
+    """
+    names = {item.name for item in layout.operations}
+    kind = max(ENGINES[engine], key=lambda own: (len(names & own.calls.keys()), -len(own.calls)))
+    return kind, _wrong(layout, kind)
+
+
+def adapt(layout: Layout, kind: Kind) -> str:
+    """The text of the adapter of a layout that nothing keeps from being a pool of this kind."""
+    called = [item for item in layout.operations if item.name in kind.calls]
     choices = {item.name.text: item for item in layout.parameters if item.section == "choices"}
     formats = tuple_of([Raw(quoted(str(named))) for _, named in choices[kind.choice].values or ()])
-    file = header_file(layout.file)
-    pages = "get_index_k_with_scale_buffer"
     view = AdapterView(
         kind=kind.name,
         base=kind.base,
         name=layout.name,
         class_name=class_name(layout.name),
-        file=file,
-        header_gap=" " if len(file) < 20 else "\n# ",
+        header=header(layout.file, f"kvgen build --engine {kind.engine}"),
         formats=flat(formats),
-        latent_buffer=operations["set_mla_kv_buffer"].buffers[0],
-        latent_field=_given(operations["set_mla_kv_buffer"])["cache_k_nope"],
-        index_buffer=operations[pages].buffers[0] if pages in kind.calls else "",
-        has_index=pages in kind.calls,
+        buffers={item.name: item.buffers[0] for item in called},
+        fields={argument: field for item in called for argument, field in _given(item).items()},
+        names={item.verb: item.name for item in layout.operations},
         has_page_size="page_size" in choices,
-        move=by_verb["move"],
-        save=by_verb["save"],
-        restore=by_verb["restore"],
+        has_rate=any(root.per_token.known is None for name in _spaces(layout, kind) for root in _roots(layout, name)),
     )
-    return template(kind.template).render(a=view)
+    return template(f"{kind.engine}_{kind.name}.py.jinja").render(a=view)
 
 
-def why_not(layout: Layout, engine: str) -> tuple[str, tuple[str, ...]]:
-    """The engine's pool that a layout is, or is nearest to, and what keeps it from being that, a line for each."""
-    judged = [(kind.title, _wrong(layout, kind, engine)) for kind in ENGINES[engine]]
-    return min(judged, key=lambda own: len(own[1]))
-
-
-def _wrong(layout: Layout, kind: Kind, engine: str) -> tuple[str, ...]:
-    found = [*_operations(layout, kind), *_parameters(layout, kind), *_buffers(layout, kind)]
-    if layout.name == engine:
-        found.append(f"its name is that of the folder of adapters, `{engine}`")
+def _wrong(layout: Layout, kind: Kind) -> tuple[str, ...]:
+    found = [*_operations(layout, kind), *_parameters(layout, kind), *_buffers(layout, kind), *_slots(layout, kind)]
+    if layout.name == kind.engine:
+        found.append(f"its name is that of the folder of adapters, `{kind.engine}`")
     return tuple(found or _bytes(layout, kind))
 
 
@@ -186,28 +205,47 @@ def _parameters(layout: Layout, kind: Kind) -> Iterator[str]:
         if name not in fields:
             yield f"it has no field of the config from `{name}`"
     if not any(item.name.text == kind.choice and item.values for item in layout.parameters):
-        yield f"it has no choice `{kind.choice}` of several formats"
+        yield f"it has no choice `{kind.choice}` between formats by name (`of: [...]`)"
+
+
+def _slots(layout: Layout, kind: Kind) -> Iterator[str]:
+    """Spaces whose slots are not those that the engine's allocator hands out."""
+    for name in _spaces(layout, kind):
+        for root in _roots(layout, name):
+            spare = isinstance(root.reserve, Literal) and root.reserve.value == 1
+            others = root.per_request.known, root.fixed.known
+            if root.per_token.known not in (1, None) or others != (0, 0) or not spare:
+                yield f"the slots of `{name}` are not one a token and a page in reserve"
+                break
+
+
+def _spaces(layout: Layout, kind: Kind) -> list[str]:
+    """The spaces of the buffers that the engine's kernels read."""
+    read = {name for item in layout.operations if item.name in kind.reads for name in item.buffers}
+    return list(dict.fromkeys(buffer.space for buffer in layout.buffers if buffer.name in read))
+
+
+def _roots(layout: Layout, name: str) -> Iterator[RootSpace]:
+    """What the slots of a space are counted by, in each of its cases."""
+    for case in next(space for space in layout.spaces if space.name == name).cases:
+        if isinstance(case.use, DerivedSpace):
+            yield from _roots(layout, case.use.parent)
+        else:
+            yield case.use
 
 
 def _bytes(layout: Layout, kind: Kind) -> Iterator[str]:
-    """Pages that none of the engine's kernels can read."""
+    """Pages that none of the engine's kernels can read, those left out that the engine never asks for."""
     for item in layout.operations:
-        alternatives, page_slots = kind.reads.get(item.name, ((), None))
-        for page in pages_of(layout, item) if alternatives else ():
-            places = tuple(_place(field) for field in page.fields)
-            if places not in alternatives or not _is_filled(page, page_slots):
-                listed = zip(page.fields, places, strict=True)
+        for page in pages_of(layout, item) if item.name in kind.reads else ():
+            if all(field.dtype != _NEVER for field in page.fields) and not kind.reads[item.name].are(page):
+                listed = zip(page.fields, _places(page), strict=True)
                 shown = "; ".join(f"{field.name} {place or 'where load time decides'}" for field, place in listed)
                 yield f"no kernel reads the bytes of `{page.format}`: {shown}"
 
 
-def _is_filled(page: Page, page_slots: int | None) -> bool:
-    """Whether rows follow each other without a gap, or else whether the page has so many slots and nothing more."""
-    strides = [field.pieces[0][-1].stride for field in page.fields]
-    if page_slots is None:
-        return page.page_bytes * BYTE == strides[0] * page.slots
-    total = sum(stride.known or 0 for stride in strides) * page_slots
-    return page.slots.known == page_slots and (page.page_bytes * BYTE).known == total
+def _places(page: Page) -> tuple[Place | None, ...]:
+    return tuple(_place(field) for field in page.fields)
 
 
 def _place(field: FieldLayout) -> Place | None:

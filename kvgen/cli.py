@@ -19,6 +19,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -245,19 +246,21 @@ def _build(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
 
 def _adapters(engine: str, compiled: Sequence[Compiled]) -> dict[str, str]:
     """The engine's pools for layouts, by their names. Failure where one of them is none."""
-    from kvgen.adapt import adapt, why_not
+    from kvgen.adapt import adapt, kind_of
 
-    problems, texts = [], {}
+    problems, excerpts, texts = [], {}, {}
     for item in compiled:
-        pool, missing = why_not(item.layout, engine)
-        if missing:
-            message = f"`{item.layout.name}` is not {pool}: {missing[0]}"
+        kind, wrong = kind_of(item.layout, engine)
+        if wrong:
+            message = f"`{item.layout.name}` is not {kind.title}: {wrong[0]}"
             label, help = Label(item.spec.name.span), f"build it without --engine {engine}"
-            problems.append(Problem("KV405", message, label, notes=missing[1:], help=help, path="layout"))
-            texts |= item.texts
+            problems.append(Problem("KV405", message, label, notes=wrong[1:], help=help, path="layout"))
+            excerpts |= item.texts
+        else:
+            texts[item.layout.name] = adapt(item.layout, kind)
     if problems:
-        raise Failure(1, problems, texts)
-    return {item.layout.name: adapt(item.layout, engine) for item in compiled}
+        raise Failure(1, problems, excerpts)
+    return texts
 
 
 def _say_states(
@@ -322,7 +325,7 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
     tokens = None if arguments.tokens is None else _count(arguments.tokens, "--tokens")
     requests = _count(arguments.requests, "--requests")
     if arguments.spec is None:
-        compiled, layout = _pick(arguments.config, arguments.choices, stdin)
+        compiled, layout = _pick(arguments.config, arguments.choices)
     else:
         compiled = _compile_layout(arguments.spec, stdin)
         layout = _resolve(compiled, arguments.config, arguments.choices)
@@ -351,25 +354,21 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
 def _specs(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
     from kvgen.shipped import summary
 
-    if arguments.choices and arguments.config is None:
+    if arguments.config is not None:
+        verdicts = _judge(arguments.config, arguments.choices)
+        entries = [
+            {**summary(own.compiled), "accepted": not own.reasons, "reasons": list(own.reasons)} for own in verdicts
+        ]
+    elif arguments.choices:
         raise usage("--set needs --config")
-    if arguments.config is None:
-        judged: list[tuple[Compiled, Any]] = [(compiled, None) for compiled in _shipped(stdin)]
     else:
-        judged = _judge(arguments.config, arguments.choices, stdin)
-    entries = []
-    for compiled, verdict in judged:
-        entry = summary(compiled)
-        if arguments.config is not None:
-            entry["accepted"] = not isinstance(verdict, Failure)
-            entry["reasons"] = [item.message for item in verdict.problems] if isinstance(verdict, Failure) else []
-        entries.append(entry)
+        entries = [summary(compiled) for compiled in _shipped()]
     if arguments.format == "json":
         _print_json({"specs": entries}, stdout)
         return 0
     for entry in entries:
         verdict = {None: "", True: ": yes", False: ": no"}[entry.get("accepted")]
-        lines = [f"{entry['layout']}{verdict}", f"  {entry['doc']}"]
+        lines = [f"{entry['layout']}{verdict}", f"  {entry['doc']}", f"  file     {printable(entry['file'])}"]
         if arguments.config is None:
             lines += [f"  needs    {', '.join(entry['needs'])}", f"  reads    {', '.join(entry['reads'])}"]
             lines += [f"  choices  {', '.join(entry['choices'])}"]
@@ -377,39 +376,74 @@ def _specs(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
     return 0
 
 
-def _shipped(stdin: IO[bytes]) -> list[Compiled]:
+def _shipped() -> list[Compiled]:
     """The shipped layouts."""
     from kvgen.shipped import shipped_specs
 
-    return [compiled for compiled in _compile_all(shipped_specs(), stdin) if compiled.layout is not None]
+    return [compiled for compiled in _compile_all(shipped_specs(), io.BytesIO()) if compiled.layout is not None]
 
 
-def _judge(config: str, settings: Sequence[str], stdin: IO[bytes]) -> list[tuple[Compiled, Any]]:
-    """Each shipped layout with what it makes of a config, a Failure among it. One raised here has another cause."""
-    found: list[tuple[Compiled, Any]] = []
-    for compiled in _shipped(stdin):
+@dataclass(frozen=True)
+class Verdict:
+    """What a shipped layout makes of a config and choices: the layout of them, or the reasons why there is none."""
+
+    compiled: Compiled
+    layout: Any
+    reasons: tuple[str, ...] = ()
+
+
+def _judge(config: str, settings: Sequence[str]) -> list[Verdict]:
+    """What each shipped layout makes of a config. Failure for what is wrong with the config or choices for all of them.
+
+    That is a config that cannot be read, a choice that none of them has or that none which has it can take, and a stage
+    that the layout of the config has not.
+    """
+    shipped, given = _shipped(), _settings(settings)
+    fields = _read_config(config, shipped[0])
+    for name, text in given.items():
+        _find_choice(name, text, shipped)
+    found: list[Verdict] = []
+    misfits: dict[str, Failure] = {}
+    having = [compiled for compiled in shipped if set(given) <= {*_choices_of(compiled), *BUILT_IN}]
+    for compiled in shipped:
         try:
-            found.append((compiled, _resolve(compiled, config, settings)))
+            choices = _choices(compiled, given)
         except Failure as failure:
-            found.append((compiled, failure))
-    failures = [verdict for _, verdict in found if isinstance(verdict, Failure)]
-    if len(failures) == len(found) and all((own.status, own.problems) == (2, failures[0].problems) for own in failures):
-        raise failures[0]
+            if compiled in having:
+                misfits[compiled.layout.name] = failure
+            found.append(_refusal(compiled, failure))
+            continue
+        try:
+            found.append(Verdict(compiled, _layout(compiled, fields, choices, config)))
+        except Failure as failure:
+            if failure.status == 2:
+                raise
+            found.append(_refusal(compiled, failure))
+    if misfits and len(misfits) == len(having):
+        first = next(iter(misfits.values()))
+        if all(failure.problems == first.problems for failure in misfits.values()):
+            raise first
+        notes = tuple(f"{name}: {item.message}" for name, failure in misfits.items() for item in failure.problems)
+        raise Failure(2, [Problem("KV410", "no shipped layout takes these choices", Label(NOWHERE), notes=notes)])
     return found
 
 
-def _pick(config: str, settings: Sequence[str], stdin: IO[bytes]) -> tuple[Compiled, Any]:
+def _refusal(compiled: Compiled, failure: Failure) -> Verdict:
+    return Verdict(compiled, None, tuple(problem.message for problem in failure.problems))
+
+
+def _pick(config: str, settings: Sequence[str]) -> tuple[Compiled, Any]:
     """The one shipped layout that a config is for, and the layout of it. Failure where there is not one."""
-    verdicts = _judge(config, settings, stdin)
-    accepted = [(compiled, verdict) for compiled, verdict in verdicts if not isinstance(verdict, Failure)]
+    verdicts = _judge(config, settings)
+    accepted = [own for own in verdicts if not own.reasons]
     if len(accepted) == 1:
-        return accepted[0]
-    message, notes = "no shipped layout is for this config", ()
+        return accepted[0].compiled, accepted[0].layout
+    message = "no shipped layout is for this config"
     if accepted:
-        message = f"more than one layout is for this config: {', '.join(each.layout.name for each, _ in accepted)}"
-    else:
-        reasons = [(compiled.layout.name, item.message) for compiled, failure in verdicts for item in failure.problems]
-        notes = tuple(f"{name}: {reason}" for name, reason in reasons)
+        names = ", ".join(own.compiled.layout.name for own in accepted)
+        message = f"more than one layout is for this config: {names}"
+    refusals = () if accepted else verdicts
+    notes = tuple(f"{own.compiled.layout.name}: {reason}" for own in refusals for reason in own.reasons)
     help = "name a spec; `kvgen specs` lists the shipped ones"
     raise Failure(1, [Problem("KV406", message, Label(Span.of_file(config)), notes=notes, help=help)])
 
@@ -480,40 +514,81 @@ def _compile_layout(spec: str, stdin: IO[bytes]) -> Compiled:
 
 def _resolve(compiled: Compiled, config: str, settings: Sequence[str]) -> Any:
     """The layout of a config file and `--set`."""
-    choices = _choices(compiled, settings)
+    choices = _choices(compiled, _settings(settings))
+    return _layout(compiled, _read_config(config, compiled), choices, config)
+
+
+def _read_config(config: str, compiled: Compiled) -> Mapping[str, Any]:
+    """The fields of a config file."""
+    from kvgen.evaluate import read_config
+
     try:
-        return compiled.namespace.Layout.from_config(config, **choices)
+        return read_config(compiled.namespace, config)
     except compiled.namespace.LayoutError as error:
-        place = Label(Span.of_file(config))
-        if all(problem.startswith("start_layer ") for problem in error.problems):
-            raise usage(f"--set: {error.problems[0]}") from None
-        raise Failure(1, [Problem("KV401", problem, place) for problem in error.problems]) from None
+        raise _refused(error, config) from None
     except OSError as error:
         raise unreadable(config, error) from None
 
 
-def _choices(compiled: Compiled, settings: Sequence[str]) -> dict[str, Any]:
-    from kvgen.check import why_outside
-    from kvgen.types import suggest
+def _layout(compiled: Compiled, fields: Mapping[str, Any], choices: Mapping[str, Any], config: str) -> Any:
+    """The layout of the fields of a config file and of choices."""
+    try:
+        return compiled.namespace.Layout.from_config(fields, **choices)
+    except compiled.namespace.LayoutError as error:
+        if all(problem.startswith("start_layer ") for problem in error.problems):
+            raise usage(f"--set: {error.problems[0]}") from None
+        raise _refused(error, config) from None
 
-    parameters = {item.name.text: item for item in compiled.spec.parameters if item.section == "choices"}
-    built_in = ("role", "start_layer", "end_layer")
-    found: dict[str, Any] = {}
+
+def _refused(error: Any, config: str) -> Failure:
+    """What a `LayoutError` says, as problems of the config."""
+    return Failure(1, [Problem("KV401", problem, Label(Span.of_file(config))) for problem in error.problems])
+
+
+BUILT_IN = ("role", "start_layer", "end_layer")  # choices of every layout
+
+
+def _settings(settings: Sequence[str]) -> dict[str, str]:
+    """The names and texts of `--set`."""
+    found: dict[str, str] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
             raise usage(f"--set {setting}: expected K=V")
         if name in found:
             raise usage(f"--set {setting}: `{name}` is set twice")
+        found[name] = text
+    return found
+
+
+def _choices_of(compiled: Compiled) -> dict[str, Parameter]:
+    return {item.name.text: item for item in compiled.spec.parameters if item.section == "choices"}
+
+
+def _find_choice(name: str, text: str, among: Sequence[Compiled]) -> None:
+    """Failure where none of these layouts has a choice of that name."""
+    from kvgen.types import suggest
+
+    known = list(dict.fromkeys([*(own for compiled in among for own in _choices_of(compiled)), *BUILT_IN]))
+    if name in known:
+        return
+    if any(item.name.text == name for compiled in among for item in compiled.spec.parameters):
+        raise usage(f"--set {name}={text}: `{name}` is a fact of the model, read from its config")
+    help = suggest(name, known) or f"the choices are {', '.join(known)}"
+    raise usage(f"--set {name}={text}: unknown choice `{name}`", help)
+
+
+def _choices(compiled: Compiled, settings: Mapping[str, str]) -> dict[str, Any]:
+    """The choices of a layout that `--set` names, each of its type."""
+    from kvgen.check import why_outside
+    from kvgen.types import suggest
+
+    parameters = _choices_of(compiled)
+    found: dict[str, Any] = {}
+    for name, text in settings.items():
+        setting = f"{name}={text}"
+        _find_choice(name, text, [compiled])
         parameter = parameters.get(name)
-        if parameter is None and name not in built_in:
-            known = [*parameters, *built_in]
-            if any(item.name.text == name for item in compiled.spec.parameters):
-                raise usage(f"--set {setting}: `{name}` is a fact of the model, read from its config")
-            raise usage(
-                f"--set {setting}: unknown choice `{name}`",
-                suggest(name, known) or f"the choices are {', '.join(known)}",
-            )
         if name == "role":
             if text not in ("target", "draft", "both"):
                 raise usage(f"--set {setting}: `role` is target, draft or both")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,11 @@ def run(module: Module) -> ModuleType:
     sys.modules[name] = found  # dataclasses look their module up while they are made
     exec(compile(module.layout_text, f"<{name}>", "exec", dont_inherit=True), found.__dict__)
     return found
+
+
+def read_config(module: ModuleType, file: str) -> Mapping[str, Any]:
+    """The fields of a config.json, as the module reads them. LayoutError or OSError where it cannot."""
+    return module._Inputs(file, {}).sections[-1]
 
 
 # What a module leaves out where its layout has none

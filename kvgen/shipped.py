@@ -24,7 +24,7 @@ def summary(compiled: Compiled) -> dict[str, Any]:
     choices = [item for item in compiled.spec.parameters if item.section == "choices"]
     return {
         "layout": compiled.layout.name,
-        "file": Path(compiled.file).name,
+        "file": compiled.file,
         "doc": compiled.layout.doc,
         "needs": [_field(item) for item in config if not item.has_default and not item.optional],
         "reads": [_field(item) for item in config if item.has_default or item.optional],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -243,8 +244,7 @@ class ModuleView:
 
     name: str
     class_name: str
-    file: str
-    header_gap: str  # between what the header says and its command: a blank, or a line break
+    header: str
     doc: str
     byte_map: tuple[str, ...]
     imports: tuple[str, ...]
@@ -335,14 +335,10 @@ class AdapterView:
     base: str
     name: str
     class_name: str
-    file: str
-    header_gap: str
+    header: str
     formats: str
-    latent_buffer: str
-    latent_field: str
-    index_buffer: str
-    has_index: bool
+    buffers: Mapping[str, str]  # the first of each operation, by the engine's name of the operation
+    fields: Mapping[str, str]  # that the engine's arguments are for
+    names: Mapping[str, str]  # of operations, by their verbs
     has_page_size: bool
-    move: str
-    save: str
-    restore: str
+    has_rate: bool

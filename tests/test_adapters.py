@@ -5,7 +5,6 @@ That an engine runs on one is shown by `make test-peers`, which has the engine.
 
 import ast
 import importlib
-import io
 import json
 import re
 import subprocess
@@ -13,18 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from kvgen.cli import main
+from support.cli import kvgen
 
 ROOT = Path(__file__).parent.parent
 SPEC = str(ROOT / "specs" / "glm_dsa.yaml")
 ADAPTER = ROOT / "generated" / "sglang" / "glm_dsa.py"
-
-
-def kvgen(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    status = main([str(word) for word in words], io.BytesIO(), out, err)
-    return status, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture
@@ -143,83 +135,130 @@ def test_an_adapter_of_a_layout_of_other_names(tmp_path: Path) -> None:
 
 EDITS = {  # of the shipped specs, and what SGLang would have against them
     "another order of arguments": (
-        "glm_dsa",
+        ["glm_dsa"],
         "cache_k_nope: latent, cache_k_rope: rope",
         "cache_k_rope: rope, cache_k_nope: latent",
-        None,
     ),
-    "another name of a field": ("*", r"\blatent\b(?!_| row)", "nope", None),
-    "fewer formats": ("glm_dsa", r"of: \[bf16, fp8_scaled, fp8_raw\]", "of: [bf16, fp8_scaled]", None),
+    "another name of a field": (["glm_dsa", "mla_rows"], r"\blatent\b(?!_| row)", "nope"),
+    "fewer formats": (["glm_dsa"], r"of: \[bf16, fp8_scaled, fp8_raw\]", "of: [bf16, fp8_scaled]"),
     "another argument": (
-        "glm_dsa",
+        ["glm_dsa"],
         "cache_k_nope: latent",
         "k: latent",
         "the arguments of `set_mla_kv_buffer` are not cache_k_nope and cache_k_rope",
     ),
     "another order of results": (
-        "glm_dsa",
+        ["glm_dsa"],
         r"returns: \[latent, rope\]",
         "returns: [rope, latent]",
         "`get_mla_kv_buffer` does not return latent and rope",
     ),
     "a result less": (
-        "glm_dsa",
+        ["glm_dsa"],
         r"returns: \[key, key_scale\]",
         "returns: [key]",
         "`get_index_k_scale_buffer` does not return key and key_scale",
     ),
     "another view": (
-        "glm_dsa",
+        ["glm_dsa"],
         r"get_key_buffer: \{view: \[kv, kv_draft\], as: rows",
         "get_key_buffer: {view: [kv, kv_draft], as: pages",
         "`get_key_buffer` is not a view as rows",
     ),
     "rope before latent": (
-        "mla_rows",
+        ["mla_rows"],
         r"- \[latent, latent_scale, rope\]",
         "- [rope, latent, latent_scale]",
         "no kernel reads the bytes of `mla_fp8_scaled`: rope bf16[64] at 0, 656 bytes a slot; "
         "latent e4m3[512] at 128, 656 bytes a slot; latent_scale f32[4] at 640, 656 bytes a slot",
     ),
     "scales before keys": (
-        "index_rows",
+        ["index_rows"],
         r"- \[key\]\n      - \[key_scale\]",
         "- [key_scale]\n      - [key]",
         "no kernel reads the bytes of `index_fp8`: key_scale f32[1] at 0, 4 bytes a slot; "
         "key e4m3[128] at 256, 128 bytes a slot",
     ),
     "scales beside keys": (
-        "index_rows",
+        ["index_rows"],
         r"- \[key\]\n      - \[key_scale\]",
         "- [key, key_scale]",
         "no kernel reads the bytes of `index_fp8`: key e4m3[128] at 0, 132 bytes a slot; "
         "key_scale f32[1] at 128, 132 bytes a slot",
     ),
     "another page": (
-        "glm_dsa",
+        ["glm_dsa"],
         "page: 64",
         "page: 128",
         "no kernel reads the bytes of `index_fp8`: key e4m3[128] at 0, 128 bytes a slot; "
         "key_scale f32[1] at 16384, 4 bytes a slot",
     ),
     "a page of load time": (
-        "glm_dsa",
+        ["glm_dsa"],
         "choices:|page: 64",
         lambda found: "choices:\n  size: {type: int, min: 1, default: 64}" if found[0] == "choices:" else "page: size",
         "no kernel reads the bytes of `index_fp8`: key e4m3[128] at 0, 128 bytes a slot; "
         "key_scale where load time decides",
     ),
     "a buffer more": (
-        "glm_dsa",
+        ["glm_dsa"],
         "  kv_host:",
         "  more: {format: index_fp8, space: logical, layers: body}\n  kv_host:",
         "it has a buffer more, `more`",
     ),
     "the name of the folder": (
-        "glm_dsa",
+        ["glm_dsa"],
         "layout: glm_dsa",
         "layout: sglang",
         "its name is that of the folder of adapters, `sglang`",
+    ),
+    "two things at once": (
+        ["glm_dsa"],
+        r"get_state_buf_infos:|returns: \[key, key_scale\]",
+        lambda found: "get_index_buf_infos:" if found[0].endswith(":") else "returns: [key]",
+        "`get_index_k_scale_buffer` does not return key and key_scale",
+        "it has no operation `get_state_buf_infos` that is a describe",
+    ),
+    "one operation of the index left": (
+        ["glm_dsa"],
+        "(set_index_k_scale_buffer|get_index_k_scale_buffer|get_index_k_with_scale_buffer):",
+        r"my_\1:",
+        "it has no operation `set_index_k_scale_buffer` that is a put",
+        "it has no operation `get_index_k_scale_buffer` that is a gather",
+        "it has no operation `get_index_k_with_scale_buffer` that is a view",
+        "it has a buffer more, `index_k`",
+    ),
+    "one format": (["mla"], r"of: \[bf16, fp8_scaled, fp8_raw, nvfp4\]", "of: [bf16]"),
+    "two slots a token": (
+        ["mla"],
+        "slots: tokens",
+        "slots: tokens * 2",
+        "the slots of `token` are not one a token and a page in reserve",
+    ),
+    "slots of requests": (
+        ["mla"],
+        "slots: tokens",
+        "slots: tokens + 64 * requests",
+        "the slots of `token` are not one a token and a page in reserve",
+    ),
+    "slots that are always there": (
+        ["mla"],
+        "slots: tokens",
+        "slots: tokens + 64",
+        "the slots of `token` are not one a token and a page in reserve",
+    ),
+    "no page in reserve": (
+        ["mla"],
+        "page: page_size",
+        "page: page_size, reserve: 0",
+        "the slots of `token` are not one a token and a page in reserve",
+    ),
+    "index slots of requests": (
+        ["glm_dsa"],
+        r"slots: tokens \* host_to_device_ratio",
+        "slots: tokens * host_to_device_ratio + requests",
+        "the slots of `device` are not one a token and a page in reserve",
+        "the slots of `logical` are not one a token and a page in reserve",
     ),
 }
 
@@ -227,20 +266,39 @@ EDITS = {  # of the shipped specs, and what SGLang would have against them
 @pytest.mark.parametrize("edit", EDITS)
 def test_what_sglang_would_have_against_a_layout(tmp_path: Path, edit: str) -> None:
     """Told at build, as SGLang's kernels would read other bytes without a word."""
-    file, old, new, wrong = EDITS[edit]
-    for name in ("glm_dsa", "mla_rows", "index_rows"):
+    files, old, new, *wrong = EDITS[edit]
+    for name in ("glm_dsa", "mla", "mla_rows", "index_rows"):
         text = (ROOT / "specs" / f"{name}.yaml").read_text()
         text = text.split("\nexpect:")[0] + "\n"
-        changed = re.sub(old, new, text) if file in (name, "*") else text
-        assert changed != text or file not in (name, "*") or name == "index_rows"
+        changed = re.sub(old, new, text) if name in files else text
+        assert (changed != text) == (name in files)
         (tmp_path / f"{name}.yaml").write_text(changed)
-    status, out, _ = kvgen("build", tmp_path / "glm_dsa.yaml", "--engine", "sglang", "-o", tmp_path, "--format", "json")
+    built, title = ("mla", "MLA") if "mla" in files else ("glm_dsa", "DSA")
+    words = [tmp_path / f"{built}.yaml", "--engine", "sglang", "-o", tmp_path, "--format", "json"]
+    status, out, _ = kvgen("build", *words)
     errors = [problem for problem in json.loads(out).get("problems", []) if problem["severity"] == "error"]
-    if wrong is None:
+    if not wrong:
         assert (status, errors) == (0, [])
     else:
-        name = "sglang" if "folder" in edit else "glm_dsa"
-        assert [problem["message"] for problem in errors] == [f"`{name}` is not the DSA pool of SGLang: {wrong}"]
+        (error,) = errors
+        name = "sglang" if "folder" in edit else built
+        assert error["message"] == f"`{name}` is not the {title} pool of SGLang: {wrong[0]}"
+        assert error["notes"] == wrong[1:]
+
+
+def test_headers_are_of_one_line_where_they_fit(tmp_path: Path) -> None:
+    """120 columns: names of 21 letters fit into the header of an adapter, of 29 into that of a module."""
+    text = (ROOT / "specs" / "mla.yaml").read_text().split("\nexpect:")[0] + "\n"
+    (tmp_path / "mla_rows.yaml").write_bytes((ROOT / "specs" / "mla_rows.yaml").read_bytes())
+    for letters in (21, 22, 29, 30):
+        spec = tmp_path / f"{'a' * (letters - 5)}.yaml"
+        spec.write_text(text)
+        assert kvgen("build", spec, "--engine", "sglang", "-o", tmp_path)[0] == 0
+        for path, limit, words in (("mla.py", 29, ""), ("sglang/mla.py", 21, "--engine sglang ")):
+            gap = " " if letters <= limit else "\n# "
+            line = f"# @generated by kvgen from {spec.name}. Edit the spec, then:{gap}kvgen build {words}{spec.name}\n"
+            assert (tmp_path / path).read_text().startswith(line)
+            assert max(map(len, line.split("\n"))) <= 120
 
 
 def test_mla_without_pages_of_load_time(tmp_path: Path) -> None:
@@ -251,7 +309,7 @@ def test_mla_without_pages_of_load_time(tmp_path: Path) -> None:
     (tmp_path / "mla.yaml").write_text(text)
     assert kvgen("build", tmp_path / "mla.yaml", "--engine", "sglang", "-o", tmp_path)[0] == 0
     adapter = (tmp_path / "sglang" / "mla.py").read_text()
-    assert 'raise ValueError(f"{NAME}: a page of this layout has {own} slots, not {page_size}")' in adapter
+    assert 'raise ValueError(f"{NAME}: a page of this layout has {latent.page_size} slots, not {page_size}")' in adapter
     assert "page_size=page_size" not in adapter and "index_k" not in adapter
     line = [sys.executable, "-m", "ruff", "format", "--diff", "--config", str(ROOT / "pyproject.toml"), "--no-cache"]
     done = subprocess.run([*line, str(tmp_path / "sglang" / "mla.py")], capture_output=True, text=True)

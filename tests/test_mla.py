@@ -52,10 +52,23 @@ def test_models_of_other_layouts(model: str, why: str) -> None:
     assert str(error.value) == f"mla: {why}"
 
 
-def test_a_hybrid_with_linear_attention() -> None:
-    config = {**CONFIG, "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2]}}
-    with pytest.raises(LayoutError, match="^mla: linear_attn_config.kda_layers: layers of linear attention have state"):
-        Layout.from_config(config)
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2]}}, "linear_attn_config.kda_layers"),
+        ({"num_hidden_layers": 80, "layer_group_size": 8}, "layer_group_size"),  # seven of eight layers
+    ],
+)
+def test_a_hybrid_with_linear_attention(fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(LayoutError) as error:
+        Layout.from_config({**CONFIG, **fields})
+    assert str(error.value) == f"mla: {name}: layers of linear attention have state, no latent rows"
+
+
+@pytest.mark.parametrize("fields", [{"linear_attn_config": {"kda_layers": []}}, {"layer_group_size": 1}])
+def test_a_config_that_has_no_layer_of_linear_attention(fields: dict[str, Any]) -> None:
+    """It has the fields of a hybrid, and latent rows in every layer."""
+    assert Layout.from_config({**CONFIG, **fields}).layers("kv") == (0, 1)
 
 
 @given(st.data())

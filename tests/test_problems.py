@@ -328,7 +328,7 @@ def test_layout_that_is_no_pool_of_the_engine(tmp_path: Path) -> None:
         "  = note: it has no operation `get_contiguous_buf_infos` that is a describe\n"
         "  = note: it has no field of the config from `kv_lora_rank`\n"
         "  = note: it has no field of the config from `qk_rope_head_dim`\n"
-        "  = note: it has no choice `kv_format` of several formats\n"
+        "  = note: it has no choice `kv_format` between formats by name (`of: [...]`)\n"
         "  = help: build it without --engine sglang\n"
     )
     assert not (tmp_path / "out").exists()

@@ -26,7 +26,7 @@ def block(kind: str) -> str:
 
 def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("mla.yaml").write_text(block("yaml"))
+    Path("tiny.yaml").write_text(block("yaml"))
     Path("config.json").write_text(block("json"))
     shown = re.split(r"^\$ (.*)\n", block("console"), flags=re.MULTILINE)[1:]
     commands = list(zip(shown[::2], shown[1::2], strict=True))
@@ -35,7 +35,17 @@ def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         stdout, stderr = io.StringIO(), io.StringIO()
         assert main(command.split()[1:], io.BytesIO(), stdout, stderr) == 0, stderr.getvalue()
         assert stdout.getvalue() == output
-    assert Path("generated/mla.py").exists()
+    assert Path("generated/tiny.py").exists()
+
+
+def test_example_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tried where this file lies, it writes over nothing that is shipped."""
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^\$ kvgen (.*)$", block("console"), re.MULTILINE)
+    (spec,) = {word for command in commands for word in command.split() if word.endswith(".yaml")}
+    written = re.findall(r"^wrote: (.*)$", block("console"), re.MULTILINE)
+    assert f"Save this as `{spec}`" in README and written
+    assert not any((ROOT / path).exists() for path in [spec, f"specs/{spec}", *written])
 
 
 def test_example_numbers() -> None:

@@ -1,16 +1,16 @@
 """`kvgen specs`, and budgets of a config without a spec."""
 
-import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from support.cli import kvgen
 
 import kvgen.shipped as kvgen_shipped
-from kvgen.cli import main
 
 ROOT = Path(__file__).parent.parent
+SPECS = ROOT / "specs"
 CONFIGS = ROOT / "tests" / "data" / "configs"
 OWNERS = {  # config -> the layout that is for it
     "deepseek-v3": "mla",
@@ -19,12 +19,6 @@ OWNERS = {  # config -> the layout that is for it
     "glm-5.2": "glm_dsa",
     "kimi-k2.5": "mla",
 }
-
-
-def kvgen(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    status = main([str(word) for word in words], io.BytesIO(), out, err)
-    return status, out.getvalue(), err.getvalue()
 
 
 def test_every_config_has_its_layout() -> None:
@@ -51,23 +45,28 @@ def test_specs_as_text() -> None:
     assert out.endswith(
         "mla\n"
         "  Multi-head latent attention (DeepSeek-V3, Kimi-K2), one latent row per token in every layer\n"
+        f"  file     {SPECS}/mla.yaml\n"
         "  needs    num_hidden_layers, kv_lora_rank = 512, qk_rope_head_dim = 64\n"
-        "  reads    num_nextn_predict_layers, index_topk, linear_attn_config.kda_layers\n"
-        "  choices  kv_format (bf16 | fp8_scaled | fp8_raw), page_size\n"
+        "  reads    num_nextn_predict_layers, index_topk, linear_attn_config.kda_layers, layer_group_size\n"
+        "  choices  kv_format (bf16 | fp8_scaled | fp8_raw | nvfp4), page_size\n"
     )
     status, out, err = kvgen("specs", "--config", CONFIGS / "glm-5.json")
     assert (status, err) == (0, "")
     assert out == (
         "glm_dsa: yes\n"
         "  DeepSeek sparse attention (DeepSeek-V3.2, GLM-5.x), an MLA latent and indexer keys\n"
+        f"  file     {SPECS}/glm_dsa.yaml\n"
         "gqa: no\n"
         "  Keys and values per head in every layer (MHA, GQA, MQA), heads divided or replicated over ranks\n"
+        f"  file     {SPECS}/gqa.yaml\n"
         "  - kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "hybrid_swa: no\n"
         "  Keys and values per head, layers with a window apart (gpt-oss, Gemma 3 and 4, MiMo-V2, Llama 4)\n"
+        f"  file     {SPECS}/hybrid_swa.yaml\n"
         "  - sliding_window or attention_chunk_size is missing from the config\n"
         "mla: no\n"
         "  Multi-head latent attention (DeepSeek-V3, Kimi-K2), one latent row per token in every layer\n"
+        f"  file     {SPECS}/mla.yaml\n"
         "  - index_topk: sparse attention has indexer keys too, which the layout glm_dsa has\n"
     )
 
@@ -80,19 +79,80 @@ def test_choices_decide_too() -> None:
     assert status == 1 and "note: mla: --set elide_shared=false: unknown choice `elide_shared`\n" in err
 
 
+def test_the_file_that_is_listed_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any folder, as the help of KV406 has it."""
+    monkeypatch.chdir(tmp_path)
+    for entry in json.loads(kvgen("specs", "--format", "json")[1])["specs"]:
+        assert kvgen("check", entry["file"]) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"{bad", "config.json is no JSON: "),
+        (b"", "config.json is no JSON: "),
+        ("{}".encode("utf-16"), "config.json is no JSON: "),
+        (b"[]", "config.json holds no JSON object but []"),
+    ],
+)
+@pytest.mark.parametrize("command", [["specs"], ["budget", "--tokens", "0"]])
+def test_a_config_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], text: bytes, message: str
+) -> None:
+    """No layout has a say about it."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_bytes(text)
+    status, out, err = kvgen(*command, "--config", "config.json")
+    assert (status, out) == (1, "")
+    assert err.startswith(f"error[KV401]: {message}") and err.endswith("\n --> config.json\n") and "note" not in err
+
+
+V3 = ["--config", CONFIGS / "deepseek-v3.json"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["budget", "--config", "nowhere.json", "--tokens", "0"], "error[KV411]: cannot read `nowhere.json`: "),
-        (["specs", "--config", "nowhere.json"], "error[KV411]: cannot read `nowhere.json`: "),
-        (["specs", "--config", CONFIGS / "glm-5.json", "--set", "odd"], "error[KV410]: --set odd: expected K=V\n"),
-        (["specs", "--set", "kv_format=bf16"], "error[KV410]: --set needs --config\n"),
+        (["--config", "nowhere.json"], "[KV411]: cannot read `nowhere.json`: no such file or directory\n"),
+        ([*V3, "--set", "odd"], "[KV410]: --set odd: expected K=V\n"),
+        ([*V3, "--set", "role=both", "--set", "role=both"], "[KV410]: --set role=both: `role` is set twice\n"),
+        (
+            [*V3, "--set", "zzz=1"],
+            "[KV410]: --set zzz=1: unknown choice `zzz`\n  = help: the choices are "
+            "kv_format, host_to_device_ratio, elide_shared, kv_order, page_size, tp_size, split_kv, swa_pool, "
+            "swa_ratio, step_tokens, role, start_layer, end_layer\n",
+        ),
+        (
+            [*V3, "--set", "page_sise=1"],
+            "[KV410]: --set page_sise=1: unknown choice `page_sise`\n  = help: did you mean `page_size`?\n",
+        ),
+        (
+            [*V3, "--set", "index_topk=1"],
+            "[KV410]: --set index_topk=1: `index_topk` is a fact of the model, read from its config\n",
+        ),
+        ([*V3, "--set", "page_size=x"], "[KV410]: --set page_size=x: expected an integer\n"),
+        (
+            [*V3, "--set", "kv_format=fp16"],
+            "[KV410]: no shipped layout takes these choices\n"
+            "  = note: glm_dsa: --set kv_format=fp16: "
+            "`fp16` is not among the values of `kv_format`: bf16, fp8_scaled, fp8_raw\n"
+            "  = note: gqa: ",
+        ),
+        (
+            [*V3, "--set", "start_layer=100"],
+            "[KV410]: --set: start_layer 100 and end_layer 62 are not in order within 62 layers\n",
+        ),
     ],
 )
-def test_what_is_wrong_with_the_command(words: list[object], message: str) -> None:
-    """Said once, not as a reason of each layout."""
-    status, out, err = kvgen(*words)
-    assert (status, out) == (2, "") and err.startswith(message) and err.count("error") == 1
+@pytest.mark.parametrize("command", [["specs"], ["budget", "--tokens", "0"]])
+def test_what_is_wrong_with_the_command(command: list[object], words: list[object], message: str) -> None:
+    """Said once, and not held against the model."""
+    status, out, err = kvgen(*command, *words)
+    assert (status, out) == (2, "") and err.startswith(f"error{message}") and err.count("error") == 1
+
+
+def test_choices_without_a_config() -> None:
+    assert kvgen("specs", "--set", "kv_format=bf16") == (2, "", "error[KV410]: --set needs --config\n")
 
 
 def test_a_config_of_two_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

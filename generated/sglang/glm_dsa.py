@@ -102,8 +102,8 @@ def layout_of_arguments(
     latent, index = (layout.buffer(name).space for name in ("kv", "index_k"))
     if page_size != latent.page_size or page_size != index.page_size:
         raise ValueError(f"{NAME}: a page of this layout has {latent.page_size} slots, not {page_size}")
-    if latent.numbering != index.numbering:
-        raise NotImplementedError(f"{NAME}: SGLang has one slot for latent and index, this layout does not by default")
+    if latent.numbering != index.numbering or latent.slots_per_token != 1:
+        raise NotImplementedError(f"{NAME}: latent and index have one slot a token in SGLang, and not here by default")
     return layout
 
 
@@ -218,7 +218,7 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """Copy tokens to other slots, latent and index keys of every layer."""
         for name, loc in (("tgt_loc", tgt_loc), ("src_loc", src_loc)):
-            maybe_detect_oob(loc, 0, len(self.kv_buffer[0]), f"move_kv_cache {name}")
+            maybe_detect_oob(loc, 0, self.size + self.page_size, f"move_kv_cache {name}")
         self.generated.move_kv_cache(tgt_loc.view(-1), src_loc.view(-1))
 
     def get_cpu_copy(
@@ -265,7 +265,7 @@ class GlmDsaTokenToKVPool(DSATokenToKVPool):
         """The slots of a write, held against SGLang's checks."""
         loc, _, _ = unwrap_write_loc(loc_info)
         self._check_physical_write_loc(loc_info, where)
-        maybe_detect_oob(loc, 0, len(self.kv_buffer[0]), where)
+        maybe_detect_oob(loc, 0, self.size + self.page_size, where)
         return loc
 
     def _values(self, values: torch.Tensor) -> torch.Tensor:

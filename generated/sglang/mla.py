@@ -44,7 +44,7 @@ def layout_of(config: object, dtype: torch.dtype, kv_cache_dim: int, **choices: 
         ValueError: rows that no format of the layout has, or what `from_config` refuses.
     """
     found = []
-    for kv_format in ("bf16", "fp8_scaled", "fp8_raw"):
+    for kv_format in ("bf16", "fp8_scaled", "fp8_raw", "nvfp4"):
         layout = Layout.from_config(config, kv_format=kv_format, **choices)
         page = layout.buffer("kv").page
         if page.field("latent").dtype == DTYPES.get(dtype) and page.slot_bytes == kv_cache_dim * dtype.itemsize:
@@ -85,7 +85,11 @@ def layout_of_arguments(
         "kv_lora_rank": kv_lora_rank,
         "qk_rope_head_dim": qk_rope_head_dim,
     }
-    return layout_of(config, dtype, kv_lora_rank + qk_rope_head_dim, start_layer=first, page_size=page_size)
+    layout = layout_of(config, dtype, kv_lora_rank + qk_rope_head_dim, start_layer=first, page_size=page_size)
+    latent = layout.buffer("kv").space
+    if page_size != latent.page_size:
+        raise ValueError(f"{NAME}: a page of this layout has {latent.page_size} slots, not {page_size}")
+    return layout
 
 
 class MlaTokenToKVPool(MLATokenToKVPool):
@@ -160,7 +164,7 @@ class MlaTokenToKVPool(MLATokenToKVPool):
         In `self.dtype`, which is the default, what has no scales comes as it is stored.
         """
         dst_dtype = dst_dtype or self.dtype
-        if dst_dtype == self.dtype == torch.float8_e4m3fn and not self.dsa_kv_cache_store_fp8:
+        if dst_dtype == self.dtype == torch.float8_e4m3fn:
             codes = self.get_key_buffer(layer.layer_id).view(torch.uint8)
             inside = (loc >= 0) & (loc < len(codes))
             rows = codes[torch.where(inside, loc, 0)].masked_fill_(~inside[:, None, None], 0).view(dst_dtype)
@@ -174,7 +178,7 @@ class MlaTokenToKVPool(MLATokenToKVPool):
     def move_kv_cache(self, tgt_loc: torch.Tensor, src_loc: torch.Tensor) -> None:
         """Copy tokens to other slots, in every layer."""
         for name, loc in (("tgt_loc", tgt_loc), ("src_loc", src_loc)):
-            maybe_detect_oob(loc, 0, len(self.kv_buffer[0]), f"move_kv_cache {name}")
+            maybe_detect_oob(loc, 0, self.size + self.page_size, f"move_kv_cache {name}")
         self.generated.move_kv_cache(tgt_loc.view(-1), src_loc.view(-1))
 
     def get_cpu_copy(
@@ -206,14 +210,12 @@ class MlaTokenToKVPool(MLATokenToKVPool):
         """The slots of a write, held against SGLang's checks."""
         loc, _, _ = unwrap_write_loc(loc_info)
         self._check_physical_write_loc(loc_info, where)
-        maybe_detect_oob(loc, 0, len(self.kv_buffer[0]), where)
+        maybe_detect_oob(loc, 0, self.size + self.page_size, where)
         return loc
 
     def _values(self, values: torch.Tensor) -> torch.Tensor:
-        """What the pool takes: bf16, or codes where it has no scales. Other floats are cast as SGLang does."""
-        if values.dtype in (torch.bfloat16, self.dtype):
-            return values
-        return values.to(torch.bfloat16 if self.dsa_kv_cache_store_fp8 else self.dtype)
+        """What the pool takes: bf16, or what it stores. Other floats are cast as SGLang does."""
+        return values if values.dtype in (torch.bfloat16, self.dtype) else values.to(self.dtype)
 
     def _wait_for(self, layer_id: int) -> None:
         """Wait until a layer has been loaded back from the host."""

@@ -1,4 +1,4 @@
-"""Deployments of GLM-5.2: SGLang's global arguments and its configurator, as a server sets them up."""
+"""Deployments of GLM-5.2 and DeepSeek-V3: SGLang's global arguments and its configurator, as a server sets them up."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,15 +158,12 @@ def build(configurator: KVCacheConfigurator, tokens: int, code: type = KVCacheCo
     )
 
 
-def build_own(configurator: KVCacheConfigurator, tokens: int) -> DSATokenToKVPool:
-    """SGLang's own pool of the same arguments."""
-    return configurator._build_dsa_kv_pool(
-        max_total_num_tokens=tokens, max_running_requests=9, dsa_pool_class=DSATokenToKVPool
-    )
-
-
-def build_own_mla(configurator: KVCacheConfigurator, tokens: int) -> MLATokenToKVPool:
-    """SGLang's own pool of a model without an indexer."""
+def build_own(configurator: KVCacheConfigurator, tokens: int) -> MLATokenToKVPool:
+    """SGLang's own pool of the same arguments: of a model with an indexer a `DSATokenToKVPool`."""
+    if is_deepseek_dsa(configurator.model_config.hf_config):
+        return configurator._build_dsa_kv_pool(
+            max_total_num_tokens=tokens, max_running_requests=9, dsa_pool_class=DSATokenToKVPool
+        )
     return configurator._build_mla_kv_pool(max_total_num_tokens=tokens, mla_pool_class=MLATokenToKVPool)
 
 

@@ -15,6 +15,7 @@ from deployments import (
     Deployment,
     build,
     build_own,
+    deepseek_v3,
     glm_5_2,
     own_cell_size,
     row_dim,
@@ -22,14 +23,18 @@ from deployments import (
 from sglang.srt.configs.model_config import dsa_layer_skips_topk
 from sglang.srt.mem_cache import kv_cache_configurator
 from sglang.srt.mem_cache.hisparse_memory_pool import HiSparseDSATokenToKVPool
-from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
+from sglang.srt.model_executor.pool_configurator import (
+    DefaultPoolConfigurator,
+    HybridSWAPoolConfigurator,
+    SWARequestCapPoolConfigurator,
+)
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.runtime_context import get_parallel
 
 from generated import glm_dsa
 from generated.sglang import glm_dsa as adapter
 from kvgen.engines.sglang import PluginError
-from kvgen.engines.sglang.budget import correct
+from kvgen.engines.sglang.budget import correct, refuse_windows
 from kvgen.engines.sglang.platform import KvgenPlatform
 
 MODELS = {"all indexers": glm_5_2(), "sharing": glm_5_2(**SHARING)}
@@ -160,6 +165,34 @@ def test_layer_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sglang.srt.layers.cp.utils.get_glm_dsa_cp_layer_shard_info", lambda configurator: (0, 2))
     with Deployment().serving() as configurator, pytest.raises(PluginError, match="of its own for layer split;"):
         DefaultPoolConfigurator(configurator)
+
+
+MIXED = {  # adapter -> models whose window layers or others would have its pool
+    "glm_dsa": {"a DSA model": glm_5_2()},
+    "mla": {"a DSA model": glm_5_2(), "an MLA model": deepseek_v3()},
+}
+
+
+@pytest.mark.parametrize("configurator_class", [HybridSWAPoolConfigurator, SWARequestCapPoolConfigurator])
+@pytest.mark.parametrize(("name", "model"), [(name, model) for name, models in MIXED.items() for model in models])
+def test_window_layers_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, model: str, configurator_class: type
+) -> None:
+    """SGLang has a budget of its own for them, and builds both pools of the platform's classes."""
+    monkeypatch.setenv("KVGEN_SGLANG_POOL", f"generated.sglang.{name}")
+    with Deployment("bf16", MIXED[name][model]).serving() as configurator, pytest.raises(PluginError) as error:
+        configurator_class(configurator)
+    assert str(error.value) == (
+        "kvgen: SGLang has a budget of its own for window layers; unset SGLANG_PLATFORM to use it"
+    )
+
+
+@pytest.mark.parametrize("model", ["an MLA model", "an MHA model"])
+def test_window_layers_of_other_models_are_left_alone(model: str) -> None:
+    """None of their pools is that of `glm_dsa`."""
+    with Deployment("bf16", deepseek_v3()).serving() as configurator:
+        configurator.use_mla_backend = model == "an MLA model"
+        refuse_windows(None, configurator)
 
 
 def test_a_draft_worker_is_left_alone() -> None:

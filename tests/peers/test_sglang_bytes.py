@@ -1,36 +1,43 @@
-"""The same seeded inputs through SGLang's DSA pool and through the generated one: the same bytes.
+"""The same seeded inputs through SGLang's pools and through the generated ones: the same bytes.
 
 Where they differ, SGLang is wrong or the adapter promises more; each difference is a test of its own, with the reason.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from deployments import DTYPES, E4M3, Deployment, build, build_own, glm_5_2
+from deployments import DTYPES, E4M3, Deployment, build, build_own, deepseek_v3, glm_5_2
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.platforms import current_platform
 
 TOKENS, PAGE = 512, 64
 SLOTS = TOKENS + PAGE
-# The last layer shares the top-k of the one before it, and has no index keys.
-MODEL = glm_5_2(4, indexer_types=["full", "full", "full", "shared"])
+# The last layer of the DSA model shares the top-k of the one before it, and has no index keys.
+MODELS = {"dsa": glm_5_2(4, indexer_types=["full", "full", "full", "shared"]), "mla": deepseek_v3(4)}
+ADAPTERS = {"dsa": "generated.sglang.glm_dsa", "mla": "generated.sglang.mla"}
 SHARED = 3
-DIFFERENCES: dict[str, str] = {}  # name of a test -> why it is so, for the report
+DSA = tuple(f"dsa {kv_format}" for kv_format in DTYPES)
+DIFFERENCES: dict[str, tuple[str, tuple[str, ...]]] = {}  # name of a test -> why it is so, and the pools of which
 
 
-def difference(why: str) -> Any:
-    """Mark a test as that of a difference."""
+def difference(why: str, *pools: str) -> Any:
+    """Mark a test as that of a difference, and run it with these pools."""
 
     def remember(test: Any) -> Any:
-        DIFFERENCES[test.__name__.removeprefix("test_")] = why
-        return test
+        DIFFERENCES[test.__name__.removeprefix("test_")] = why, pools
+        return of(*pools)(test)
 
     return remember
+
+
+def of(*pools: str) -> Any:
+    """Run a test with these pools: a kind, and a format of its rows."""
+    return pytest.mark.parametrize("pools", pools, indirect=True)
 
 
 def layer(layer_id: int) -> SimpleNamespace:
@@ -41,6 +48,7 @@ def layer(layer_id: int) -> SimpleNamespace:
 class Both:
     """SGLang's pool, the generated one, and the same random bytes in both."""
 
+    deployment: Deployment
     own: Any
     generated: Any
     random: np.random.Generator
@@ -57,7 +65,7 @@ class Both:
             theirs.view(torch.uint8).copy_(noise)
 
     def buffers(self, pool: Any) -> list[torch.Tensor]:
-        return [*pool.kv_buffer, *pool.index_k_with_scale_buffer]
+        return [*pool.kv_buffer, *getattr(pool, "index_k_with_scale_buffer", ())]
 
     def check(self) -> None:
         """Every byte of every buffer is the same."""
@@ -80,24 +88,27 @@ class Both:
         return codes, torch.from_numpy(self.random.integers(0, 2**32, count, np.uint32).view(np.float32))
 
 
-@pytest.fixture(params=DTYPES)
-def kv_format(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=DSA)
+def pools(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 @pytest.fixture
-def both(kv_format: str) -> Iterator[Both]:
-    with Deployment(kv_format, MODEL, 0, 4).serving() as configurator:
-        pools = Both(build_own(configurator, TOKENS), build(configurator, TOKENS), np.random.default_rng(20310))
-        pools.fill()
-        pools.check()
-        yield pools
+def both(pools: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
+    kind, kv_format = pools.split()
+    monkeypatch.setenv("KVGEN_SGLANG_POOL", ADAPTERS[kind])
+    deployment = Deployment(kv_format, MODELS[kind], 0, 4)
+    with deployment.serving() as configurator:
+        own, generated = build_own(configurator, TOKENS), build(configurator, TOKENS)
+        found = Both(deployment, own, generated, np.random.default_rng(20310))
+        found.fill()
+        found.check()
+        yield found
 
 
-packed_only = pytest.mark.parametrize("kv_format", ["fp8_scaled"], indirect=True)
-raw_only = pytest.mark.parametrize("kv_format", ["fp8_raw"], indirect=True)
-bf16_only = pytest.mark.parametrize("kv_format", ["bf16"], indirect=True)
-unscaled = pytest.mark.parametrize("kv_format", ["bf16", "fp8_raw"], indirect=True)
+raw_only = of("dsa fp8_raw")
+bf16_only = of("dsa bf16")
+unscaled = of("dsa bf16", "dsa fp8_raw")
 
 
 # -- the same
@@ -224,7 +235,7 @@ def test_cpu_copy_of_whole_pages(both: Both) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 3])
-@pytest.mark.parametrize("kv_format", DTYPES, indirect=True)
+@pytest.mark.parametrize("kv_format", DTYPES)
 def test_layers_are_waited_for(kv_format: str, start: int) -> None:
     """Reads wait until a layer has been loaded back from the host; layers are counted from the first of the stage."""
     waited: list[int] = []
@@ -317,16 +328,17 @@ def test_sglangs_own_checks_of_slots(both: Both, monkeypatch: pytest.MonkeyPatch
 # -- different
 
 
-@packed_only
-@difference("SGLang stores the code of -448 for zeros whose block has no other value, of which it reads back -0")
+@difference(
+    "SGLang stores the code of -448 for zeros whose block has no other value, of which it reads back -0",
+    "dsa fp8_scaled",
+)
 def test_block_of_zeros(both: Both) -> None:
     nope, rope = torch.zeros(1, 1, 512).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
     stored = stored_rows(both, nope, rope)
     assert stored == [[0xFE] * 512 + [0] * 144, [0] * 656]
 
 
-@packed_only
-@difference("SGLang stores the code of -448 for a NaN; the generated pool stores a NaN")
+@difference("SGLang stores the code of -448 for a NaN; the generated pool stores a NaN", "dsa fp8_scaled")
 def test_nan(both: Both) -> None:
     nope, rope = torch.ones(1, 1, 512).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
     nope.view(torch.int16)[0, 0, [5, 200]] = torch.tensor([0x7FC0, -0x40]).short()  # a NaN of either sign
@@ -337,8 +349,10 @@ def test_nan(both: Both) -> None:
     assert one == other  # the others of the block, and its scale, are as if it were not there
 
 
-@packed_only
-@difference("SGLang reads an infinity of either sign back as -infinity; the generated pool reads it back as NaN")
+@difference(
+    "SGLang reads an infinity of either sign back as -infinity; the generated pool reads it back as NaN",
+    "dsa fp8_scaled",
+)
 def test_infinity(both: Both) -> None:
     nope, rope = torch.ones(1, 1, 512).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
     nope[0, 0, 5], nope[0, 0, 200] = float("inf"), float("-inf")
@@ -350,8 +364,10 @@ def test_infinity(both: Both) -> None:
     assert one == other
 
 
-@packed_only
-@difference("SGLang stores scales under 2^-126, for which its own 1/scale overflows; the generated pool stores 2^-126")
+@difference(
+    "SGLang stores scales under 2^-126, for which its own 1/scale overflows; the generated pool stores 2^-126",
+    "dsa fp8_scaled",
+)
 def test_scale_under_the_normal_numbers(both: Both) -> None:
     nope, rope = torch.zeros(1, 1, 512).bfloat16(), torch.zeros(1, 1, 64).bfloat16()
     nope[0, 0] = 2.0**-133
@@ -366,8 +382,7 @@ def test_scale_under_the_normal_numbers(both: Both) -> None:
     assert other[4] == 0x04  # 2^-133 * 2^126 = 2^-7, 4 units of 2^-9
 
 
-@raw_only
-@difference("SGLang keeps the sign of a NaN; the generated pool has one NaN")
+@difference("SGLang keeps the sign of a NaN; the generated pool has one NaN", "dsa fp8_raw", "mla fp8_raw")
 def test_negative_nan(both: Both) -> None:
     nope, rope = torch.ones(1, 1, 512).bfloat16(), torch.ones(1, 1, 64).bfloat16()
     nope.view(torch.int16)[0, 0, :2] = torch.tensor([0x7FC0, -0x40]).short()
@@ -376,9 +391,9 @@ def test_negative_nan(both: Both) -> None:
     assert one[3:] == other[3:]
 
 
-@packed_only
 @difference(
-    "SGLang quantises other floats than bf16 as they are; the generated pool takes bf16, to which they are cast"
+    "SGLang quantises other floats than bf16 as they are; the generated pool takes bf16, to which they are cast",
+    "dsa fp8_scaled",
 )
 def test_other_floats_in_packed_rows(both: Both) -> None:
     loc, (nope, rope) = both.slots(40), both.latent(40, torch.float16)
@@ -391,7 +406,7 @@ def test_other_floats_in_packed_rows(both: Both) -> None:
 
 
 @difference(
-    "SGLang stores index keys in slot 0 too, where padded tokens write; the adapter has the generated pool do so"
+    "SGLang stores index keys in slot 0 too, where padded tokens write; the adapter has the generated pool do so", *DSA
 )
 def test_slot_0_of_the_index(both: Both) -> None:
     codes, scales = both.keys(1)
@@ -405,9 +420,10 @@ def test_slot_0_of_the_index(both: Both) -> None:
     assert torch.equal(both.generated.index_k_with_scale_buffer[0][0, :128], codes[0].view(torch.uint8))
 
 
-@packed_only
 @difference(
-    "SGLang's get_mla_kv_buffer takes the bytes of a packed row for values; the generated pool dequantises, not to e4m3"
+    "SGLang's get_mla_kv_buffer takes the bytes of a packed row for values; the generated pool dequantises, "
+    "not to e4m3",
+    "dsa fp8_scaled",
 )
 def test_gather_from_a_packed_row(both: Both) -> None:
     loc, (nope, rope) = both.slots(40), both.latent(40)
@@ -424,8 +440,9 @@ def test_gather_from_a_packed_row(both: Both) -> None:
         both.generated.get_mla_kv_buffer(layer(0), loc)
 
 
-@packed_only
-@difference("SGLang has no set_kv_buffer for packed rows (an assertion); the generated pool quantises")
+@difference(
+    "SGLang has no set_kv_buffer for packed rows (an assertion); the generated pool quantises", "dsa fp8_scaled"
+)
 def test_whole_rows_into_packed_rows(both: Both) -> None:
     loc, (nope, rope) = both.slots(40), both.latent(40)
     with pytest.raises(AssertionError):
@@ -435,7 +452,12 @@ def test_whole_rows_into_packed_rows(both: Both) -> None:
     both.check()
 
 
-@difference("SGLang's stores and moves fail on slots outside (an IndexError of torch); the generated pool skips them")
+@difference(
+    "SGLang's stores and moves fail on slots outside (an IndexError of torch); the generated pool skips them",
+    *DSA,
+    "mla bf16",
+    "mla fp8_raw",
+)
 def test_slots_outside(both: Both) -> None:
     outside = torch.tensor([5, SLOTS, 2**40, -SLOTS - 1])
     nope, rope = both.latent(4)
@@ -446,7 +468,6 @@ def test_slots_outside(both: Both) -> None:
         both.own.move_kv_cache(outside, outside)
     both.generated.set_mla_kv_buffer(layer(0), outside, nope, rope)
     both.generated.move_kv_cache(outside.roll(1), outside)  # every pair has a slot outside
-    both.generated.set_index_k_scale_buffer(0, outside[1:], *both.keys(3))
     before[0][5] = both.generated.kv_buffer[0][5]
     assert not torch.equal(both.own.kv_buffer[0][5], before[0][5])
     for ours, theirs in zip(both.buffers(both.generated), before, strict=True):
@@ -455,8 +476,17 @@ def test_slots_outside(both: Both) -> None:
     assert not latent.any() and not rope.any()  # SGLang reads whatever lies there
 
 
+def test_slots_of_the_index_outside(both: Both) -> None:
+    """The generated pool skips them; SGLang's kernel looks at no bounds."""
+    before = [buffer.clone() for buffer in both.buffers(both.generated)]
+    both.generated.set_index_k_scale_buffer(0, torch.tensor([SLOTS, 2**40, -SLOTS - 1]), *both.keys(3))
+    for ours, theirs in zip(both.buffers(both.generated), before, strict=True):
+        assert torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8))
+
+
 @difference(
-    "SGLang has a buffer at the address 0 for a layer without index keys; the generated pool refuses a store there"
+    "SGLang has a buffer at the address 0 for a layer without index keys; the generated pool refuses a store there",
+    *DSA,
 )
 def test_a_layer_without_index_keys(both: Both) -> None:
     assert both.own.index_k_with_scale_buffer[SHARED].data_ptr() == 0
@@ -467,7 +497,8 @@ def test_a_layer_without_index_keys(both: Both) -> None:
 
 
 @difference(
-    "SGLang copies the index keys of whole pages, of slots that were not named too; the generated pool, of the slots"
+    "SGLang copies the index keys of whole pages, of slots that were not named too; the generated pool, of the slots",
+    *DSA,
 )
 def test_cpu_copy_of_a_part_of_a_page(both: Both) -> None:
     named = torch.arange(70, 80)  # of page 1, slots 64 to 127
@@ -488,17 +519,45 @@ def test_cpu_copy_of_a_part_of_a_page(both: Both) -> None:
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-@bf16_only
-@difference("SGLang takes a copy of another layout or length as far as it goes; the generated pool refuses it")
-def test_a_copy_of_another_length(both: Both) -> None:
+@difference(
+    "SGLang writes a copy of more layers, or of more slots than are named, as far as it goes, unless that is within a "
+    "chunk of 8,192 slots (an assertion); the generated pool refuses a copy of another layout or length",
+    "dsa bf16",
+    "mla bf16",
+)
+def test_another_copy(both: Both) -> None:
     copies = [pool.get_cpu_copy(torch.arange(64, 192)) for pool in both]
+    refused = "^copy must be of this layout and as many slots: "
     both.own.load_cpu_copy(copies[0], torch.arange(64, 64))  # nothing of it is written, and nothing said
-    with pytest.raises(ValueError, match="^copy must be of this layout and as many slots: "):
-        both.generated.load_cpu_copy(copies[1], torch.arange(64, 64))
+    with pytest.raises(AssertionError):
+        both.own.load_cpu_copy(copies[0], torch.arange(64, 128))
+    for loc in (torch.arange(64, 64), torch.arange(64, 128)):
+        with pytest.raises(ValueError, match=refused):
+            both.generated.load_cpu_copy(copies[1], loc)
+    with replace(both.deployment, end=2).serving() as configurator:
+        build_own(configurator, TOKENS).load_cpu_copy(copies[0], torch.arange(64, 192))
+        with pytest.raises(ValueError, match=refused):
+            build(configurator, TOKENS).load_cpu_copy(copies[1], torch.arange(64, 192))
 
 
-@bf16_only
-@difference("The first layer cannot share: it has no earlier top-k. SGLang makes such a pool, the layout refuses it")
+@difference(
+    "SGLang reads rows of bf16 as e4m3 too; the generated pool reads them as bf16, float16 or float32",
+    "dsa bf16",
+    "mla bf16",
+)
+def test_bf16_as_e4m3(both: Both) -> None:
+    loc, (nope, rope) = both.slots(40), both.latent(40)
+    for pool in both:
+        pool.set_mla_kv_buffer(layer(0), loc, nope, rope)
+    for found, stored in zip(both.own.get_mla_kv_buffer(layer(0), loc, E4M3), (nope, rope), strict=True):
+        assert torch.equal(found.view(torch.uint8), stored.to(E4M3).view(torch.uint8))
+    with pytest.raises(ValueError, match="^dst_dtype must be bfloat16, float16 or float32, not torch.float8_e4m3fn$"):
+        both.generated.get_mla_kv_buffer(layer(0), loc, E4M3)
+
+
+@difference(
+    "The first layer cannot share: it has no earlier top-k. SGLang makes such a pool, the layout refuses it", "dsa bf16"
+)
 def test_a_first_layer_that_shares(both: Both) -> None:
     with Deployment("bf16", glm_5_2(2, indexer_types=["shared", "full"]), 0, 2).serving() as configurator:
         assert build_own(configurator, TOKENS).skip_topk_layers == [True, False]
@@ -506,12 +565,13 @@ def test_a_first_layer_that_shares(both: Both) -> None:
             build(configurator, TOKENS)
 
 
-@bf16_only
 @difference(
-    "SGLang makes pools of any number of tokens, the configurator only whole pages; the generated pool refuses others"
+    "SGLang makes pools of any number of tokens, the configurator only whole pages; the generated pool refuses others",
+    "dsa bf16",
+    "mla bf16",
 )
 def test_a_part_of_a_page_of_tokens(both: Both) -> None:
-    with Deployment("bf16", glm_5_2(1), 0, 1).serving() as configurator:
+    with replace(both.deployment, end=1).serving() as configurator:
         assert len(build_own(configurator, 100).kv_buffer[0]) == 164
         with pytest.raises(ValueError, match="^tokens must be a non-negative multiple of 64, not 100; "):
             build(configurator, 100)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from deployments import E4M3, Deployment, build, build_own_mla, deepseek_v3, own_cell_size
+from deployments import E4M3, Deployment, build, build_own, deepseek_v3, own_cell_size
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MLATokenToKVPool
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 
@@ -34,7 +34,7 @@ def test_the_configurator_builds_and_prices_the_generated_pool(
     """Shapes, item lengths and price are SGLang's, but for the reserved page, which SGLang does not price."""
     tokens = 128
     with Deployment(kv_format, deepseek_v3(), *stage, page=page).serving() as configurator:
-        pool, own = build(configurator, tokens), build_own_mla(configurator, tokens)
+        pool, own = build(configurator, tokens), build_own(configurator, tokens)
         assert type(pool) is adapter.MlaTokenToKVPool and type(own) is MLATokenToKVPool
         assert pool.generated.layout.kv_format == kv_format
         assert shapes(pool) == shapes(own)
@@ -51,11 +51,31 @@ def test_the_configurator_builds_and_prices_the_generated_pool(
 
 @pytest.mark.parametrize("page", [1, 64])
 @pytest.mark.parametrize("kv_format", CELLS)
+def test_a_draft_is_priced_too(kv_format: str, page: int) -> None:
+    """Two layers and a draft of one: of bf16 rows 3 x 1152 bytes a token, and a reserved page of each pool."""
+    cell = {"bf16": 3 * 1152, "fp8_raw": 3 * 576}[kv_format]
+    fixed = {("bf16", 64): 221_184, ("fp8_raw", 64): 110_592, ("bf16", 1): 3456, ("fp8_raw", 1): 1728}
+    target = Deployment(kv_format, deepseek_v3(2), 0, 2, draft_layers=1, page=page)
+    draft = Deployment(kv_format, deepseek_v3(2), 0, 1, is_draft=True, page=page)
+    with target.serving() as configurator:
+        pricing = DefaultPoolConfigurator(configurator)
+        assert (pricing._cell_size, pricing._fixed_overhead_bytes) == (cell, fixed[kv_format, page])
+        tokens = pricing.calculate_pool_sizes(10_000_000, page).max_total_num_tokens
+        pools = [build(configurator, tokens)]
+    with draft.serving() as configurator:
+        pools.append(build(configurator, tokens))
+    assert [type(pool) for pool in pools] == [adapter.MlaTokenToKVPool] * 2
+    allocated = sum(pool.get_kv_size_bytes() for pool in pools)
+    assert allocated == tokens * cell + fixed[kv_format, page] <= 10_000_000 < allocated + page * cell
+
+
+@pytest.mark.parametrize("page", [1, 64])
+@pytest.mark.parametrize("kv_format", CELLS)
 def test_the_same_bytes(kv_format: str, page: int) -> None:
     random = np.random.default_rng(7)
     tokens = 256
     with Deployment(kv_format, deepseek_v3(3), 0, 3, page=page).serving() as configurator:
-        pools = build_own_mla(configurator, tokens), build(configurator, tokens)
+        pools = build_own(configurator, tokens), build(configurator, tokens)
         for one, other in zip(*(pool.kv_buffer for pool in pools), strict=True):
             one.view(torch.uint8).random_(0, 256)
             other.copy_(one)

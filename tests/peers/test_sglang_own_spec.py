@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from deployments import DTYPES, Deployment, build, build_own, glm_5_2
+from deployments import DTYPES, Deployment, build, build_own, deepseek_v3, glm_5_2
+from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 
 from kvgen.cli import main
 
@@ -18,14 +19,14 @@ ROOT = Path(__file__).parents[2]
 MODEL = glm_5_2(3, indexer_types=["full", "full", "shared"])
 
 
-def adapter_of(folder: Path, edit: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The adapter of the shipped spec after an edit of its files."""
-    for name in ("glm_dsa", "mla_rows", "index_rows"):
+def adapter_of(folder: Path, edit: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, spec: str = "glm_dsa") -> Any:
+    """The adapter of a shipped spec, `own` after an edit of its files."""
+    for name in ("glm_dsa", "mla", "mla_rows", "index_rows"):
         text = (ROOT / "specs" / f"{name}.yaml").read_text().split("\nexpect:")[0] + "\n"
-        (folder / f"{name}.yaml").write_text(edit(text))
+        (folder / f"{name}.yaml").write_text(edit(text.replace(f"layout: {spec}\n", "layout: own\n")))
     out = io.StringIO()
     package = folder.name
-    words = ["build", str(folder / "glm_dsa.yaml"), "--engine", "sglang", "-o", str(folder)]
+    words = ["build", str(folder / f"{spec}.yaml"), "--engine", "sglang", "-o", str(folder)]
     assert main(words, io.BytesIO(), out, out) == 0, out.getvalue()
     monkeypatch.syspath_prepend(folder.parent)
     monkeypatch.setenv("KVGEN_SGLANG_POOL", f"{package}.sglang.own")
@@ -34,7 +35,7 @@ def adapter_of(folder: Path, edit: Callable[[str], str], monkeypatch: pytest.Mon
 
 def renamed(text: str) -> str:
     """Other names wherever names are free, arguments and formats in another order."""
-    text = re.sub(r"\blatent\b(?!_| row)", "nope", text.replace("layout: glm_dsa", "layout: own"))
+    text = re.sub(r"\blatent\b(?!_| row)", "nope", text)
     text = text.replace("cache_k_nope: nope, cache_k_rope: rope", "cache_k_rope: rope, cache_k_nope: nope")
     text = text.replace("index_k: key, index_k_scale: key_scale", "index_k_scale: key_scale, index_k: key")
     text = re.sub(r"\bkv\b(?=[,:\]])", "rows", text)
@@ -66,12 +67,81 @@ def test_slots_numbered_apart_by_default(tmp_path: Path, monkeypatch: pytest.Mon
     """SGLang sets no choice but the format; what the others are by default has to be a pool that it can address."""
 
     def edit(text: str) -> str:
-        text = text.replace("layout: glm_dsa", "layout: own")
         ratio = "host_to_device_ratio: {type: int, min: 1, default: "
         return text.replace(f"{ratio}1}}", f"{ratio}2}}")
 
     adapter_of(tmp_path, edit, monkeypatch)
     with Deployment("bf16", MODEL, 0, 3).serving() as configurator:
-        message = "^own: SGLang has one slot for latent and index, this layout does not by default$"
+        message = "^own: latent and index have one slot a token in SGLang, and not here by default$"
+        with pytest.raises(NotImplementedError, match=message):
+            build(configurator, 128)
+
+
+PAGE_SIZE = "  page_size: {type: int, min: 1, default: 64}\n"
+
+
+@pytest.mark.parametrize(
+    ("choice", "own", "page", "slots"),
+    [
+        ("", "64", 16, 64),
+        (PAGE_SIZE, "page_size * 2", 64, 128),
+        (PAGE_SIZE, "page_size + 1", 1, 2),
+    ],
+    ids=["a fixed page", "twice the choice", "one more than the choice"],
+)
+def test_pages_of_another_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, own: str, page: int, slots: int
+) -> None:
+    """A choice `page_size` is what SGLang sets, and not always the page; the page of the layout is held against it."""
+
+    def edit(text: str) -> str:
+        return text.replace(PAGE_SIZE, choice).replace("page: page_size}", f"page: {own}}}")
+
+    adapter_of(tmp_path, edit, monkeypatch, "mla")
+    with Deployment("bf16", deepseek_v3(2), 0, 2, page=page).serving() as configurator:
+        for make in (lambda: build(configurator, 640), lambda: DefaultPoolConfigurator(configurator)):
+            with pytest.raises(ValueError, match=f"^own: a page of this layout has {slots} slots, not {page}$"):
+                make()
+
+
+def test_a_fixed_page_that_is_sglangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = adapter_of(
+        tmp_path, lambda text: text.replace(PAGE_SIZE, "").replace("page: page_size", "page: 64"), monkeypatch, "mla"
+    )
+    with Deployment("bf16", deepseek_v3(2), 0, 2).serving() as configurator:
+        pool, own = build(configurator, 128), build_own(configurator, 128)
+        assert type(pool) is module.TokenToKVPool
+        assert [rows.shape for rows in pool.kv_buffer] == [rows.shape for rows in own.kv_buffer]
+
+
+@pytest.mark.parametrize(("default", "fits"), [(1, True), (2, False)])
+def test_slots_by_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: int, fits: bool) -> None:
+    """How many slots a token has is known at load time; one is what SGLang hands out."""
+
+    def edit(text: str) -> str:
+        text = text.replace("slots: tokens,", "slots: tokens * ratio,")
+        return text.replace(PAGE_SIZE, f"{PAGE_SIZE}  ratio: {{type: int, min: 1, default: {default}}}\n")
+
+    module = adapter_of(tmp_path, edit, monkeypatch, "mla")
+    with Deployment("bf16", deepseek_v3(2), 0, 2).serving() as configurator:
+        if fits:
+            assert type(build(configurator, 128)) is module.TokenToKVPool
+        else:
+            message = "^own: the latent has one slot a token in SGLang, and not here by default$"
+            with pytest.raises(NotImplementedError, match=message):
+                build(configurator, 128)
+
+
+def test_slots_of_both_by_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent and index in one space with two slots a token: numbered together, and still not as SGLang does."""
+
+    def edit(text: str) -> str:
+        ratio = "host_to_device_ratio: {type: int, min: 1, default: "
+        text = text.replace(f"{ratio}1}}", f"{ratio}2}}").replace("space: device", "space: logical")
+        return re.sub(r"  device:  #.*\n(    - .*\n)+", "", text)
+
+    adapter_of(tmp_path, edit, monkeypatch)
+    with Deployment("bf16", MODEL, 0, 3).serving() as configurator:
+        message = "^own: latent and index have one slot a token in SGLang, and not here by default$"
         with pytest.raises(NotImplementedError, match=message):
             build(configurator, 128)

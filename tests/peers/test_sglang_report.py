@@ -1,8 +1,11 @@
 """docs/sglang-report.md: what a run found, with the versions of what ran. Written with `--update-report`."""
 
 import sys
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,6 @@ from deployments import (
     Deployment,
     build,
     build_own,
-    build_own_mla,
     deepseek_v3,
     glm_5_2,
     own_cell_size,
@@ -48,15 +50,15 @@ built by SGLang's configurator. SGLang's price leaves out the reserved page.
 
 | row | indexers | bytes per token | SGLang's pool beyond its price | the generated pool beyond its | tokens in 80 GiB |
 |---|---|---|---|---|---|
-{rows()}
+{rows("generated.sglang.glm_dsa", DTYPES, MODELS)}
 
 ## DeepSeek-V3, 61 layers, with the pool of `mla`
 
 | row | bytes per token | SGLang's pool beyond its price | the generated pool beyond its | tokens in 80 GiB |
 |---|---|---|---|---|
-{mla_rows()}
+{rows("generated.sglang.mla", ("bf16", "fp8_raw"), {"": deepseek_v3()})}
 
-Pages are of 64 tokens. Of the differences below, a negative NaN, slots outside and copies are those of these rows.
+Pages are of 64 tokens.
 
 ## The same bytes
 
@@ -68,43 +70,33 @@ same: `get_mla_kv_buffer`, `get_index_k_scale_buffer`, `get_key_buffer`, `get_va
 
 ## The differences
 
-Each is a test of that name in `tests/peers/test_sglang_bytes.py`.
+Each is a test of that name in `tests/peers/test_sglang_bytes.py`, run with the pools that it is said of.
 
 {differences()}
 """
 
 
-def rows() -> str:
+def rows(adapter: str, formats: Iterable[str], models: Mapping[str, Any]) -> str:
+    """A row for each format and model, named where there are several."""
     found = []
-    for kv_format in DTYPES:
-        for model, config in MODELS.items():
-            with Deployment(kv_format, config).serving() as configurator:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KVGEN_SGLANG_POOL", adapter)
+        for kv_format, (model, config) in product(formats, models.items()):
+            with Deployment(kv_format, config, 0, config.num_hidden_layers).serving() as configurator:
                 own, pool = build_own(configurator, 128), build(configurator, 128)
                 pricing = DefaultPoolConfigurator(configurator)
                 assert pricing._cell_size == own_cell_size(configurator)
                 beyond = own.get_kv_size_bytes() - 128 * own_cell_size(configurator)
                 exact = pool.get_kv_size_bytes() - 128 * pricing._cell_size - pricing._fixed_overhead_bytes
                 tokens = pricing.calculate_pool_sizes(MEMORY, PAGE).max_total_num_tokens
-                cells = (kv_format, model, f"{pricing._cell_size:,}", f"{beyond:,}", f"{exact:,}", f"{tokens:,}")
-                found.append(f"| {' | '.join(cells)} |")
-    return "\n".join(found)
-
-
-def mla_rows() -> str:
-    found = []
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("KVGEN_SGLANG_POOL", "generated.sglang.mla")
-        for kv_format in ("bf16", "fp8_raw"):
-            with Deployment(kv_format, deepseek_v3(), 0, 61).serving() as configurator:
-                own, pool = build_own_mla(configurator, 128), build(configurator, 128)
-                pricing = DefaultPoolConfigurator(configurator)
-                beyond = own.get_kv_size_bytes() - 128 * own_cell_size(configurator)
-                exact = pool.get_kv_size_bytes() - 128 * pricing._cell_size - pricing._fixed_overhead_bytes
-                tokens = pricing.calculate_pool_sizes(MEMORY, PAGE).max_total_num_tokens
-                cells = (kv_format, f"{pricing._cell_size:,}", f"{beyond:,}", f"{exact:,}", f"{tokens:,}")
-                found.append(f"| {' | '.join(cells)} |")
+                numbers = [f"{number:,}" for number in (pricing._cell_size, beyond, exact, tokens)]
+                found.append(f"| {' | '.join([kv_format, *([model] if model else []), *numbers])} |")
     return "\n".join(found)
 
 
 def differences() -> str:
-    return "\n".join(f"* `test_{name}`: {why}." for name, why in DIFFERENCES.items())
+    lines = []
+    for name, (why, pools) in DIFFERENCES.items():
+        kinds = " and ".join(dict.fromkeys(own.split()[0].upper() for own in pools))
+        lines.append(f"* `test_{name}` ({kinds}): {why}.")
+    return "\n".join(lines)
