@@ -30,6 +30,7 @@ from kvgen.problems import (
     Severity,
     Span,
     printable,
+    quote,
     render_concise,
     render_json,
     render_text,
@@ -49,6 +50,7 @@ CODES = {
     "KV404": "memory that does not hold even the reserved pages (a warning)",
     "KV405": "a layout that is no pool of the engine",
     "KV406": "a config that no shipped layout is for, or more than one",
+    "KV407": "a field of a config that the layout does not know (a warning)",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read or written",
     "KV499": "a fault of kvgen itself",
@@ -312,14 +314,17 @@ def _explain(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     from kvgen.explain import explain, explain_json
 
     compiled = _compile_layout(arguments.spec, stdin)
-    resolved = None
+    resolved, warnings = None, []
     if arguments.config is not None:
         resolved = _resolve(compiled, arguments.config, arguments.choices)
+        warnings = _unknown_fields(compiled, arguments.config)
     elif arguments.choices:
         raise usage("--set needs --config")
     if arguments.format == "json":
-        _print_json(explain_json(compiled.layout, compiled.namespace, resolved), stdout)
+        document = explain_json(compiled.layout, compiled.namespace, resolved)
+        _print_json(document | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:
+        _report(warnings, {}, arguments.format, stdout, stderr)
         stdout.write(explain(compiled.layout, compiled.namespace, resolved))
     return 0
 
@@ -336,13 +341,12 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
         compiled = _compile_layout(arguments.spec, stdin)
         layout = _resolve(compiled, arguments.config, arguments.choices)
     module = compiled.namespace
+    warnings = _unknown_fields(compiled, arguments.config)
     if memory is not None:
         tokens = module.max_tokens(layout, memory, requests)
         if module.bytes_for(layout, 0, requests) > memory:
             message = f"`{printable(arguments.memory)}` does not hold what is fixed, not to speak of tokens"
-            warning = Problem("KV404", message, Label(NOWHERE), severity=Severity.WARNING)
-            if arguments.format != "json":
-                _report([warning], {}, arguments.format, stdout, stderr)
+            warnings.append(Problem("KV404", message, Label(NOWHERE), severity=Severity.WARNING))
     unbounded = tokens == module.UNBOUNDED
     tokens = 0 if unbounded else tokens
     try:
@@ -351,8 +355,9 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
         raise usage(str(error)) from None
     budget = Budget(module, layout, tokens, requests, memory, unbounded)
     if arguments.format == "json":
-        _print_json(budget.as_json(compiled.layout.name), stdout)
+        _print_json(budget.as_json(compiled.layout.name) | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:
+        _report(warnings, {}, arguments.format, stdout, stderr)
         stdout.write(render(budget, compiled.layout.name))
     return 0
 
@@ -413,6 +418,8 @@ def _specs(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
         if arguments.config is not None:
             entry["accepted"] = not isinstance(verdict, Failure)
             entry["reasons"] = [item.message for item in verdict.problems] if isinstance(verdict, Failure) else []
+            warnings = _unknown_fields(compiled, arguments.config) if entry["accepted"] else []
+            entry["warnings"] = [printable(item.message) for item in warnings]
         entries.append(entry)
     if arguments.format == "json":
         _print_json({"specs": entries}, stdout)
@@ -423,7 +430,9 @@ def _specs(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
         if arguments.config is None:
             lines += [f"  needs    {', '.join(entry['needs'])}", f"  reads    {', '.join(entry['reads'])}"]
             lines += [f"  choices  {', '.join(entry['choices'])}"]
-        stdout.write("\n".join([*lines, *(f"  - {printable(reason)}" for reason in entry.get("reasons", ()))]) + "\n")
+        lines += [f"  - {printable(reason)}" for reason in entry.get("reasons", ())]
+        lines += [f"  - warning: {printable(warning)}" for warning in entry.get("warnings", ())]
+        stdout.write("\n".join(lines) + "\n")
     return 0
 
 
@@ -540,6 +549,26 @@ def _resolve(compiled: Compiled, config: str, settings: Sequence[str], flag: str
         raise Failure(1, [Problem("KV401", problem, place) for problem in error.problems]) from None
     except OSError as error:
         raise unreadable(config, error) from None
+
+
+def _unknown_fields(compiled: Compiled, config: str) -> list[Problem]:
+    """KV407: what an accepted config says about a cache that its layout does not know; of a file, not of a pipe."""
+    from kvgen.fields import as_text, known_fields, unknown_fields
+
+    if not Path(config).is_file():
+        return []  # it was read, and cannot be again
+    fields = unknown_fields(json.loads(Path(config).read_text(encoding="utf-8")), known_fields(compiled.spec))
+    help = "read it under `config` of the spec, or say under `ignores` why it does not matter"
+    return [
+        Problem(
+            "KV407",
+            f"{quote(name)} is {as_text(value)}, and the layout {compiled.layout.name} does not know the field",
+            Label(Span.of_file(config)),
+            severity=Severity.WARNING,
+            help=help,
+        )
+        for name, value in fields.items()
+    ]
 
 
 def _choices(compiled: Compiled, settings: Sequence[str], flag: str) -> dict[str, Any]:

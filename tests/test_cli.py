@@ -803,6 +803,7 @@ def test_budget_document() -> None:
                 "bytes": 78 * kv_page * (4 * granules + 1),
             },
         ],
+        "problems": [],
     }
 
 
