@@ -56,6 +56,7 @@ CODES = {
     "KV249": "a buffer that cannot be",
     "KV250": "an operation that does not fit its buffers",
     "KV251": "a source in a config that is no path and no arithmetic over paths",
+    "KV252": "a field of a config that is read and ignored",
 }
 
 ALL_SLOTS = Size.of("slots")
@@ -474,6 +475,26 @@ def check_sources(spec: Spec, scope: Scope) -> Iterator[Problem]:
                 message = f"`{item.name}` is a {item.kind}; only an int is computed from fields"
                 help = "`-` is minus here" if any(_is_difference(part) for part in walk(source)) else None
                 yield Problem("KV251", message, Label(source.span), help=help, path=item.path)
+
+
+def check_ignores(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV252: a field that does not matter is not read."""
+    first: dict[str, tuple[Parameter, Name]] = {}
+    for parameter in spec.parameters:
+        for part in (part for source in parameter.sources for part in walk(source)):
+            if isinstance(part, Name):
+                first.setdefault(part.name.partition(".")[0], (parameter, part))
+    for item in spec.ignores:
+        if item.name.text in first:
+            parameter, part = first[item.name.text]
+            yield Problem(
+                "KV252",
+                f"`{item.name}` is ignored, and `{parameter.name}` reads it",
+                Label(item.name.span),
+                secondary=(Label(part.span, "read here"),),
+                help="leave one of the two out",
+                path=item.path,
+            )
 
 
 def _is_difference(expr: Expr) -> bool:
@@ -992,6 +1013,7 @@ CHECKS: tuple[Callable[[Spec, Scope], Iterator[Problem]], ...] = (
     check_no_circles,
     check_parameters,
     check_sources,
+    check_ignores,
     check_needs,
     check_requires,
     check_cases,

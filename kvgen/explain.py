@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 from kvgen.budget import buffer_as_json, inputs_as_json, plain, shown
 from kvgen.bytemap import page_lines
+from kvgen.emit import rounding
 from kvgen.evaluate import is_split, memory_of, pages_of
 from kvgen.expr import show
 from kvgen.layout import BufferLayout, DerivedSpace, Layout, LetLayout, RootSpace, SpaceLayout
@@ -43,16 +44,71 @@ def _resolved_page(page: Any) -> Iterator[str]:
     yield f"{page.format}: a page of {slots} is {shown(page.page_bytes)} bytes{split}"
     width = max(len(field.name) for field in page.fields)
     for field in page.fields:
-        yield from _wrap(
-            f"{field.name:<{width}}  {field.dtype} at {field.offset}, {_tuple(field.shape)}:{_tuple(field.stride)}",
-            "  ",
-        )
+        yield from _wrap(f"{field.name:<{width}}  {_place(field)}", "  ")
+
+
+def field_text(field: Any) -> str:
+    """A field of a resolved page: its dtype, place and strides in bytes, and how a store makes its codes."""
+    return f"{_place(field)}, {field.rounding}" if field.rounding else _place(field)
+
+
+def _place(field: Any) -> str:
+    return f"{field.dtype} at {field.offset}, {_tuple(field.shape)}:{_tuple(field.stride)}"
 
 
 def _tuple(items: Any) -> str:
     if isinstance(items, tuple):
         return f"({', '.join(map(_tuple, items))})"
     return str(items)
+
+
+def statements(layout: Layout) -> dict[str, str]:
+    """All that decides a byte, in words, each statement under its place in a spec."""
+    found = {"layout": layout.name}
+    found |= {item.path: parameter_text(item) for item in layout.parameters}
+    found |= {"layers.body": show(layout.body), "layers.draft": show(layout.draft)}
+    for step in layout.steps:
+        found[step.origin] = show(step.value) if isinstance(step, LetLayout) else _cases(step.cases, show)
+    found |= {f"require {show(item.that)}": "required" for item in layout.requires}
+    found |= {space.origin: _cases(space.cases, _space_text) for space in layout.spaces}
+    for page in layout.pages:
+        found |= _page_statements(page)
+    found |= {f"formats.{name}": _cases(cases, str) for name, cases in layout.aliases}
+    for buffer in layout.buffers:
+        pages = _cases(buffer.pages, lambda page: f"{page.format}{_slots(page)}")
+        where = f"in {buffer.space}{', in host memory' if buffer.memory == 'host' else ''}"
+        limits = (("block", buffer.block), ("align", buffer.align), ("split", buffer.split))
+        extra = "".join(f", {name} {show(value)}" for name, value in limits if value is not None)
+        found[buffer.origin] = f"{pages}, {where}, layers {show(buffer.layers)}{extra}"
+    return found
+
+
+def _cases(cases: tuple[Case, ...], text: Callable[[Any], str]) -> str:
+    return "; ".join(f"{text(case.use)}{_when(case, cases)}" for case in cases)
+
+
+def _slots(page: Page) -> str:
+    """The slots of a page, where they are not just those of its space."""
+    return "" if str(page.slots) == "slots" else f" of {page.slots} slots"
+
+
+def _page_statements(page: Page) -> Iterator[tuple[str, str]]:
+    """A page and each of its fields."""
+    place = f"{page.origin}{_slots(page)}"
+    locals = [f"{local.name} = {local.at_least} up to a multiple of {local.align}" for local in page.locals]
+    conditions = [f"{item.number} a multiple of {item.divisor}" for item in page.conditions]
+    yield place, ", ".join([f"{page.page_bytes} bytes", *locals, *conditions])
+    for field in page.fields:
+        shape, stride = (
+            ", ".join(
+                f"({', '.join(str(size(piece)) for piece in pieces)})" if len(pieces) > 1 else str(size(pieces[0]))
+                for pieces in field.pieces
+            )
+            for size in (lambda piece: _size(piece.extent), lambda piece: _bytes(piece.stride))
+        )
+        codes = "" if field.quant is None else f", {rounding(field)}"
+        init = "" if field.init is None else f", initially {field.init}"
+        yield f"{place}: {field.name}", f"{field.dtype} at {_bytes(field.offset)}, ({shape}):({stride}){codes}{init}"
 
 
 def _rules(layout: Layout) -> Iterator[str]:
@@ -83,7 +139,8 @@ def parameter_text(item: Parameter) -> str:
     if item.equals is not None:
         text = f"must be {shown(item.equals)}"
     elif item.values is not None:
-        text = f"{'a list of ' if item.kind == 'list' else ''}{' | '.join(str(named) for _, named in item.values)}"
+        values = (str(named) if given == named else f"{given} as {named}" for given, named in item.values)
+        text = f"{'a list of ' if item.kind == 'list' else ''}{' | '.join(values)}"
     else:
         text = {"list": "a list of ints", "text": "a text"}.get(item.kind, f"{item.kind}")
     if item.letters is not None:
@@ -152,12 +209,7 @@ def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
             yield from _wrap(f"{title}: {text}", "")
     yield "spaces"
     for space in resolved.spaces:
-        per_request = getattr(space, "slots_per_request", 0)
-        request = f" and {shown(per_request)} per request" if per_request else ""
-        yield (
-            f"  {space.name}: {shown(space.slots_per_token)} slot{ending(space.slots_per_token)} per token{request}, "
-            f"pages of {space.page_size} slot{ending(space.page_size)}, {space.reserved_pages} reserved"
-        )
+        yield f"  {space.name}: {space_text(space)}"
     yield "buffers"
     for buffer in resolved.buffers:
         memory = ", in host memory" if memory_of(buffer) == "host" else ""
@@ -172,6 +224,17 @@ def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
         yield f"    {shown(buffer.bytes_per_token)} bytes per token"
     if module is not None:
         yield f"bytes per token {shown(module.cell_size(resolved))}, fixed {shown(module.bytes_for(resolved, 0))}"
+
+
+def space_text(space: Any) -> str:
+    """A resolved space: its slots and its pages."""
+    per_request = getattr(space, "slots_per_request", 0)
+    request = f" and {shown(per_request)} per request" if per_request else ""
+    numbered = f", numbered as {space.numbering}" if space.numbering != space.name else ""
+    return (
+        f"{shown(space.slots_per_token)} slot{ending(space.slots_per_token)} per token{request}, "
+        f"pages of {space.page_size} slot{ending(space.page_size)}, {space.reserved_pages} reserved{numbered}"
+    )
 
 
 def runs(layers: tuple[int, ...]) -> str:

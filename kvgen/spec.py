@@ -32,6 +32,7 @@ LIMITS = {  # entries of a section; far more than any layout has, and few enough
     "include": 16,
     "needs": 64,
     "config": 128,
+    "ignores": 128,
     "choices": 32,
     "let": 256,
     "require": 128,
@@ -78,6 +79,15 @@ class Parameter:
     sources: tuple[Expr, ...]  # of a config parameter: dotted paths or expressions over them
     path: str  # place in the spec, as in "config.num_layers"
     spans: MappingType[str, Span] = field(compare=False, hash=False)  # of the values of its keys
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ignored:
+    """A field of a config that says something about a cache, and the reason why it does not matter here."""
+
+    name: Ident
+    reason: str
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +288,7 @@ class Spec:
     doc: str
     includes: tuple[Include, ...]
     parameters: tuple[Parameter, ...]  # config, choices; of a fragment: needs
+    ignores: tuple[Ignored, ...]
     lets: tuple[Let, ...]
     requires: tuple[Require, ...]
     layers: Layers | None
@@ -400,6 +411,10 @@ class _Builder:
                 *self._parameters("needs"),
                 *self._parameters("config"),
                 *self._parameters("choices"),
+            ),
+            ignores=tuple(
+                Ignored(name=self._ident(entry.key), reason=self._text(entry.value), path=f"ignores.{entry.key.value}")
+                for entry in self._entries("ignores")
             ),
             lets=tuple(
                 Let(

@@ -452,7 +452,7 @@ def test_unreadable_file(argv: list[str], message: str) -> None:
         (
             ["chek"],
             "argument COMMAND: invalid choice: 'chek' "
-            "(choose from 'check', 'build', 'explain', 'budget', 'specs', 'schema')",
+            "(choose from 'check', 'build', 'explain', 'budget', 'diff', 'specs', 'schema')",
         ),
         (["check"], "the following arguments are required: SPEC"),
         (["check", "a.yaml", "--strict"], "unrecognized arguments: --strict"),
@@ -803,6 +803,7 @@ def test_budget_document() -> None:
                 "bytes": 78 * kv_page * (4 * granules + 1),
             },
         ],
+        "problems": [],
     }
 
 
@@ -1063,6 +1064,7 @@ def test_no_command_needs_torch() -> None:
         ["build", GLM_DSA, "--check"],
         ["explain", GLM_DSA, "--config", GLM_52],
         ["budget", GLM_DSA, "--config", GLM_52, "--memory", "80GiB"],
+        ["diff", f"{GLM_DSA},config={GLM_52}", f"{GLM_DSA},config={GLM_52}"],
         ["schema"],
     ]
     code = NO_TORCH.replace("ARGVS", repr(argvs))
@@ -1071,6 +1073,7 @@ def test_no_command_needs_torch() -> None:
         "0 False ",
         "0 True ",
         "0 False ",
+        "0 True ",
         "0 True ",
         "0 True ",
         "0 True ",

@@ -315,6 +315,7 @@ REFUSED = {
         "KV251",
         "config: {f: {of: [a, b], from: x + y}}\nlayers: {body: 1 if f == 'a' else 2}",
     ),
+    "a field that is read and ignored": ("KV252", "config: {n: {type: int, is: 2}}\nignores: {n: no matter}"),
     "a name that nothing uses": ("KV242", "let: {n: 1}"),
     "a name defined twice": ("KV240", "config: {n: {type: int}}\nlet: {n: 1}\nlayers: {body: n}"),
     "a name that the module uses": ("KV241", "config: {config: {type: int}}\nlayers: {body: config}"),

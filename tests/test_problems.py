@@ -38,6 +38,7 @@ WITHOUT_FILE = {  # codes that no spec file of the corpus can bring about, each 
     "KV404": "memory that does not hold even the reserved pages",
     "KV405": "a layout that is no pool of the engine",
     "KV406": "a config that no shipped layout is for, or more than one",
+    "KV407": "a field of a config that the layout does not know",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read",
     "KV499": "a fault of kvgen itself",

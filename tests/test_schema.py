@@ -33,6 +33,8 @@ config:
   ratios: {type: list, of: [0, 4, 128]}
   pattern: {type: text, of: FS, default: FFS}
   state_dtype: {of: {float32: f32, bfloat16: bf16}, default: f32}
+ignores:
+  v_head_dim: no part of a row
 choices:
   kv_format: {of: [bf16, fp8], default: bf16}
   swa_ratio: {type: ratio, min: 0, max: 1/2, default: 0.1}

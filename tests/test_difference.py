@@ -1,0 +1,394 @@
+"""`kvgen diff`: what sets two layouts apart, in numbers that public reports give for the same models."""
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvgen.cli import main
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = ROOT / "tests" / "data" / "configs"
+GLM_DSA = str(ROOT / "specs" / "glm_dsa.yaml")
+GLM_52 = f"{GLM_DSA},config={CONFIGS / 'glm-5.2.json'}"
+OWNERS = [0, 1, 2, *range(6, 75, 4)]  # layers of GLM-5.2 that own an indexer
+BODY = list(range(78))
+
+SMALL = """\
+kvgen: 1
+layout: small
+doc: One buffer.
+config:
+  num_layers: {type: int, from: num_hidden_layers}
+  kinds: {type: list, of: {sliding_attention: sliding, full_attention: full}, optional: true}
+choices:
+  order: {of: [nhd, hnd], default: nhd}
+let: {width: 64}
+require:
+  - {that: num_layers < 100, else: too many layers}
+layers:
+  body: num_layers
+  draft: 1
+  sets:
+    even: [{when: has(kinds), use: "layer < len(kinds) and kinds[layer] == 'full'"}, {use: layer % 2 == 0}]
+spaces:
+  token: {slots: tokens, page: 16}
+formats:
+  row:
+    fields: {k: {type: "e4m3[width]", quant: {scale: s}}, s: "f32[1]", c: {type: "i32[1]", init: 7}}
+    page: [[k, s, c]]
+  rows: [{when: order == 'nhd', use: row}, {use: other}]
+  other: {fields: row, page: [[k], [s], {align: 128}, [c]]}
+buffers:
+  kv: {format: rows, space: token, layers: even or draft}
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        assert self.err == ""
+        return json.loads(self.out)
+
+
+def diff(*words: object) -> Done:
+    out, err = io.StringIO(), io.StringIO()
+    status = main(["diff", *map(str, words)], io.BytesIO(), out, err)
+    return Done(status, out.getvalue(), err.getvalue())
+
+
+def facts(items: list[dict[str, Any]]) -> dict[str, tuple[Any, Any]]:
+    """The changes of a document by name."""
+    return {item["name"]: (item["a"], item["b"]) for item in items}
+
+
+def buffers(document: Any) -> dict[str, Any]:
+    return {buffer["name"]: buffer for buffer in document["buffers"]}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    (tmp_path / "c.json").write_text('{"num_hidden_layers": 4}')
+    return tmp_path
+
+
+def changed(old: str, new: str) -> str:
+    """A file with another version of the small spec."""
+    assert SMALL.count(old) == 1
+    Path("changed.yaml").write_text(SMALL.replace(old, new))
+    return "changed.yaml"
+
+
+# A model
+
+
+def test_layers_that_share() -> None:
+    """78 x (576 + 132) against 78 x 576 + 21 x 132 bytes a token: public reports had 15.8 % more tokens."""
+    done = diff(f"{GLM_52},kv_format=fp8_raw,elide_shared=false", f"{GLM_52},kv_format=fp8_raw", "--format", "json")
+    document = done.document
+    assert (done.status, document["same"], document["spec"]) == (1, False, [])
+    assert facts(document["choices"]) == {"elide_shared": (False, True)}
+    assert document["config"] == document["spaces"] == []
+    assert facts(document["numbers"]) == {
+        "bytes_per_token": (55_224, 47_700),
+        "host_bytes_per_token": (0, 0),
+        "fixed_bytes": (64 * 55_224, 64 * 47_700),
+        "granule": (64, 64),
+    }
+    assert document["bytes_per_token_ratio"] == "1325/1534"  # 47,700 = 36 x 1,325 and 55,224 = 36 x 1,534
+    kv, index = buffers(document)["kv"], buffers(document)["index_k"]
+    assert kv["same"] and kv["pages_interchangeable"]
+    assert kv["layers"] == {"only_a": [], "only_b": [], "both": BODY}
+    only_a = [layer for layer in BODY if layer not in OWNERS]
+    assert len(only_a) == 57 and index["layers"] == {"only_a": only_a, "only_b": [], "both": OWNERS}
+    assert facts(index["facts"]) == {"bytes_per_token": (78 * 132, 21 * 132)}
+    assert index["pages_interchangeable"] and not index["same"]
+
+
+def test_layers_that_share_as_text() -> None:
+    """80 GiB hold (80 x 2^30 - 64 x n) // (64 x n) x 64 tokens of n bytes."""
+    tokens = [(80 * 2**30 - 64 * n) // (64 * n) * 64 for n in (55_224, 47_700)]
+    assert tokens == [1_555_392, 1_800_704]
+    sides = (f"{GLM_52},kv_format=fp8_raw,elide_shared=false", f"{GLM_52},kv_format=fp8_raw")
+    done = diff(*sides, "--memory", "80GiB")
+    assert (done.status, done.err) == (1, "")
+    assert done.out.split("\n", 2)[2] == (
+        "\n"
+        "  bytes per token         55,224 ->    47,700\n"
+        "  fixed bytes          3,534,336 -> 3,052,800\n"
+        "  granule                     64           64\n"
+        "  tokens in 80.00 GiB  1,555,392 -> 1,800,704\n"
+        "  a token of B costs 1325/1534 of one of A: 13.62 % less, for 15.77 % more tokens in the same memory\n"
+        "\n"
+        "choices\n"
+        "  elide_shared: false -> true\n"
+        "\n"
+        "kv: the same in 78 layers: 0-77; its pages are interchangeable\n"
+        "\n"
+        "index_k\n"
+        "  only A has it in 57 layers: 3-5, 7-9, 11-13, 15-17, 19-21, 23-25, 27-29, 31-33, 35-37, 39-41,\n"
+        "      43-45, 47-49, 51-53, 55-57, 59-61, 63-65, 67-69, 71-73, 75-77\n"
+        "  both have it in 21 layers: 0-2, 6, 10, 14, 18, 22, 26, 30, 34, 38, 42, 46, 50, 54, 58, 62, 66, 70,\n"
+        "      74\n"
+        "  bytes_per_token: 10,296 -> 2,772\n"
+        "  pages are interchangeable: their bytes mean the same\n"
+    )
+    document = diff(*sides, "--memory", "80GiB", "--format", "json").document
+    assert facts(document["numbers"])["tokens"] == tuple(tokens)
+
+
+def test_rules_that_give_as_many_owners_but_others() -> None:
+    """Frequency 4 over 78 layers: with offset 3 and without, 21 layers own an indexer, and two of them are the same."""
+    base = {"num_hidden_layers": 78, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
+    Path("a.json").write_text(json.dumps(base | {"index_topk_freq": 4}))
+    Path("b.json").write_text(json.dumps(base | {"index_topk_freq": 4, "index_skip_topk_offset": 3}))
+    sides = (f"{GLM_DSA},config=a.json", f"{GLM_DSA},config=b.json")
+    done = diff(*sides, "--format", "json")
+    document = done.document
+    assert done.status == 1 and all(a == b for a, b in facts(document["numbers"]).values())
+    assert document["bytes_per_token_ratio"] == 1 and document["choices"] == []
+    assert facts(document["config"]) == {"index_skip_topk_offset": (None, 3)}
+    index = buffers(document)["index_k"]
+    assert index["layers"] == {"only_a": list(range(5, 78, 4)), "only_b": [2, *range(6, 75, 4)], "both": [0, 1]}
+    assert not index["same"] and index["facts"] == []
+    text = diff(*sides).out
+    assert "  index_skip_topk_offset: nothing -> 3\n" in text and "\n  both have it in 2 layers: 0-1\n" in text
+    assert "a token of B" not in text
+
+
+def test_formats_whose_pages_part() -> None:
+    """Rows of (512 + 64) x 2 = 1,152 bytes, and of 512 + 4 x 4 + 64 x 2 = 656."""
+    done = diff(f"{GLM_52},kv_format=bf16", f"{GLM_52},kv_format=fp8_scaled", "--format", "json")
+    document = done.document
+    assert facts(document["numbers"])["bytes_per_token"] == (92_628, 53_940)
+    assert facts(document["choices"]) == {"kv_format": ("bf16", "fp8_scaled")}
+    kv = buffers(document)["kv"]
+    assert kv["pages_interchangeable"] is False and buffers(document)["index_k"]["same"]
+    assert facts(kv["facts"]) == {
+        "format": ("mla_bf16", "mla_fp8_scaled"),
+        "slot_bytes": (1152, 656),
+        "page_bytes": (64 * 1152, 64 * 656),
+        "bytes_per_token": (78 * 1152, 78 * 656),
+    }
+    [page] = kv["pages"]
+    assert page["layers"] == BODY
+    assert facts(page["fields"]) == {
+        "page_bytes": (64 * 1152, 64 * 656),
+        "latent": (
+            "bf16 at 0, (64, 512):(1152, 2)",
+            "e4m3 at 0, (64, 512):(656, 1), scale latent_scale for blocks of 128, exact, reciprocal",
+        ),
+        "rope": ("bf16 at 1024, (64, 64):(1152, 2)", "bf16 at 528, (64, 64):(656, 2)"),
+        "latent_scale": (None, "f32 at 512, (64, 4):(656, 4)"),
+    }
+    text = diff(f"{GLM_52},kv_format=bf16", f"{GLM_52},kv_format=fp8_scaled").out
+    assert "\n  pages of 78 layers: 0-77 are not interchangeable: their bytes mean something else\n" in text
+    assert (
+        "\n    latent:\n      A: bf16 at 0, (64, 512):(1152, 2)\n      B: e4m3 at 0, (64, 512):(656, 1), scale " in text
+    )
+
+
+def test_spaces_and_buffers_of_the_host() -> None:
+    """HiSparse: 78 x 656 + 2 x 21 x 132 on the device, 2 x 78 x 656 in host memory."""
+    done = diff(GLM_52, f"{GLM_52},host_to_device_ratio=2", "--format", "json")
+    document = done.document
+    numbers = facts(document["numbers"])
+    assert numbers["bytes_per_token"] == (53_940, 56_712) and numbers["host_bytes_per_token"] == (0, 102_336)
+    pages = "pages of 64 slots, 1 reserved"
+    assert facts(document["spaces"]) == {
+        "logical": (f"1 slot per token, {pages}", f"2 slots per token, {pages}"),
+        "device": (f"1 slot per token, {pages}, numbered as logical", f"1 slot per token, {pages}"),
+    }
+    host = buffers(document)["kv_host"]
+    assert host["layers"] == {"only_a": [], "only_b": BODY, "both": []} and host["pages_interchangeable"] is None
+    assert facts(host["facts"]) == {"bytes_per_token": (None, 102_336)}
+
+
+def test_models_of_two_layouts() -> None:
+    """A config alone picks its shipped layout; the `kv` of both is the same row in bf16."""
+    v3, v32 = (f"config={CONFIGS / name}" for name in ("deepseek-v3.json", "deepseek-v3.2.json"))
+    document = diff(v3, f"{v32},kv_format=bf16", "--format", "json").document
+    assert (document["a"]["layout"], document["b"]["layout"]) == ("mla", "glm_dsa")
+    assert facts(document["numbers"])["bytes_per_token"] == (70_272, 78_324)  # 61 x 1152, 61 x (1152 + 132)
+    assert buffers(document)["kv"]["pages_interchangeable"]
+    assert buffers(document)["index_k"]["layers"] == {"only_a": [], "only_b": list(range(61)), "both": []}
+    assert ("layout", ("mla", "glm_dsa")) in facts(document["spec"]).items()
+
+
+def test_the_same_layout() -> None:
+    """Also where fields say the same in another way: layer types, or the rule that they follow."""
+    whole = json.loads((CONFIGS / "glm-5.2.json").read_text())
+    Path("rule.json").write_text(json.dumps({name: whole[name] for name in whole if name != "indexer_types"}))
+    done = diff(GLM_52, f"{GLM_DSA},config=rule.json")
+    assert (done.status, done.err) == (0, "")
+    assert done.out.splitlines()[2] == "the same layout" and "  indexer_types: 78 values -> nothing\n" in done.out
+    done = diff(GLM_52, GLM_52, "--format", "json")
+    assert done.status == 0 and done.document["same"]
+    assert all(buffer["same"] for buffer in done.document["buffers"])
+
+
+def test_lists_part_at_an_element() -> None:
+    Path("a.json").write_text('{"num_hidden_layers": 3, "kinds": ["full_attention", "sliding_attention"]}')
+    Path("b.json").write_text('{"num_hidden_layers": 3, "kinds": ["full_attention", "full_attention"]}')
+    done = diff("small.yaml,config=a.json", "small.yaml,config=b.json")
+    assert "  kinds: 2 -> 2 values, element 1: sliding_attention -> full_attention\n" in done.out
+    assert "\n  only B has it in 1 layer: 1\n" in done.out
+
+
+def test_a_token_that_costs_nothing() -> None:
+    """No ratio where a side holds no layer; one page of 16 x (64 + 8) bytes in 2 layers is reserved."""
+    done = diff("small.yaml,config=c.json", "small.yaml,config=c.json,end_layer=0", "--memory", "1MiB")
+    assert done.status == 1 and "a token of B" not in done.out
+    rows = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert "bytes per token 144 -> 0" in rows and "fixed bytes 2,304 -> 0" in rows
+    assert f"tokens in 1.00 MiB {(2**20 - 2304) // 2304 * 16:,} -> unbounded" in rows
+    assert "only A has it in 2 layers: 0, 2" in rows
+
+
+# Specs
+
+
+STATEMENTS = [
+    ("layout: small", "layout: other_one", {"layout"}),
+    ("from: num_hidden_layers", "from: n_layer", {"config.num_layers"}),
+    ("full_attention: full", "full: full", {"config.kinds"}),
+    ("default: nhd", "default: hnd", {"choices.order"}),
+    ("num_layers < 100", "num_layers < 99", {"require num_layers < 100", "require num_layers < 99"}),
+    ("body: num_layers", "body: num_layers + 1", {"layers.body"}),
+    ("draft: 1", "draft: 2", {"layers.draft"}),
+    ("layer % 2 == 0", "layer % 3 == 0", {"layers.sets.even"}),
+    ("page: 16", "page: 16, reserve: 2", {"spaces.token"}),
+    ("init: 7", "init: 8", {"formats.row of 16 slots: c", "formats.other of 16 slots: c"}),
+    ("scale: s}", "scale: s, floor: 0.5}", {"formats.row of 16 slots: k", "formats.other of 16 slots: k"}),
+    ("[[k, s, c]]", "[[k, c, s]]", {"formats.row of 16 slots: s", "formats.row of 16 slots: c"}),
+    ("{align: 128}", "{align: 512}", {"formats.other of 16 slots", "formats.other of 16 slots: c"}),
+    ("layers: even or draft", "layers: even", {"buffers.kv"}),
+    ("layers: even or draft", "layers: even or draft, align: 256", {"buffers.kv"}),
+    ("layers: even or draft", "layers: even or draft, memory: host", {"buffers.kv"}),
+    ("layers: even or draft", "layers: even or draft, split: order == 'hnd'", {"buffers.kv"}),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "places"), STATEMENTS, ids=[new for _, new, _ in STATEMENTS])
+def test_statement(old: str, new: str, places: set[str]) -> None:
+    """Whatever the fingerprint of a spec counts has its place in the difference."""
+    done = diff("small.yaml", changed(old, new), "--format", "json")
+    assert (done.status, done.document["same"]) == (1, False)
+    assert set(facts(done.document["spec"])) == places
+    assert diff("changed.yaml", "changed.yaml").status == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("One buffer", "A buffer"), ("too many layers", "deep"), ("page: 16}", "page: 16}  #")]
+)
+def test_texts_are_no_statements(old: str, new: str) -> None:
+    assert diff("small.yaml", changed(old, new), "--format", "json").document == {
+        "same": True,
+        **{side: diff("small.yaml", "small.yaml", "--format", "json").document[side] for side in "ab"},
+        "spec": [],
+    }
+
+
+def test_two_versions_of_a_spec_for_a_model() -> None:
+    """The rule that changed, and what it does: of 4 layers and the draft's, 0 and 2 keep rows, or 0 and 3."""
+    done = diff("small.yaml,config=c.json", f"{changed('layer % 2 == 0', 'layer % 3 == 0')},config=c.json")
+    assert (done.status, done.err) == (1, "")
+    assert done.out.split("\n", 2)[2] == (
+        "\n"
+        "  bytes per token    144      144\n"
+        "  fixed bytes      2,304    2,304\n"
+        "  granule             16       16\n"
+        "\n"
+        "kv\n"
+        "  only A has it in 1 layer: 2\n"
+        "  only B has it in 1 layer: 3\n"
+        "  both have it in 1 layer: 0\n"
+        "  pages are interchangeable: their bytes mean the same\n"
+        "\n"
+        "spec\n"
+        "  layers.sets.even:\n"
+        "    A: layer < len(kinds) and kinds[layer] == 'full' when has(kinds); layer % 2 == 0 otherwise\n"
+        "    B: layer < len(kinds) and kinds[layer] == 'full' when has(kinds); layer % 3 == 0 otherwise\n"
+    )
+
+
+def test_pages_that_differ_by_layer() -> None:
+    """Rows as wide as a list says, one byte a value: layers 1 and 2 part."""
+    text = (
+        "kvgen: 1\nlayout: wide\ndoc: Rows.\nconfig: {x: {type: list, of: int}}\n"
+        "let: {n: 'x[layer] if layer < len(x) else 3'}\nlayers: {body: 3}\nspaces: {token: {slots: tokens, page: 1}}\n"
+        "formats: {row: {fields: {k: 'u8[n]'}, page: [[k]]}}\n"
+        "buffers: {kv: {format: row, space: token, layers: all}}\n"
+    )
+    Path("wide.yaml").write_text(text)
+    Path("a.json").write_text('{"x": [5, 6, 6]}')
+    Path("b.json").write_text('{"x": [5, 7, 7]}')
+    document = diff("wide.yaml,config=a.json", "wide.yaml,config=b.json", "--format", "json").document
+    [kv] = document["buffers"]
+    assert facts(kv["facts"])["page_bytes"] == ([5, 6, 6], [5, 7, 7])
+    assert [(page["layers"], facts(page["fields"])["page_bytes"]) for page in kv["pages"]] == [([1, 2], (6, 7))]
+
+
+def test_standard_input_on_both_sides() -> None:
+    """Behind `--`, since a side that begins with `-,` looks like an option."""
+    out = io.StringIO()
+    words = ["diff", "--format", "json", "--", "-,config=c.json", "-,config=c.json,order=hnd"]
+    assert main(words, io.BytesIO(SMALL.encode()), out, io.StringIO()) == 1
+    assert facts(json.loads(out.getvalue())["choices"]) == {"order": ("nhd", "hnd")}
+
+
+# Usage
+
+
+@pytest.mark.parametrize(
+    ("sides", "message"),
+    [
+        (["small.yaml,fp8", "small.yaml"], "small.yaml,fp8: expected K=V, found `fp8`"),
+        (["small.yaml,config=c.json", "small.yaml"], "small.yaml: has no config, and the other side has one"),
+        (["small.yaml", "small.yaml,config=c.json"], "small.yaml: has no config, and the other side has one"),
+        (["small.yaml", "small.yaml,order=hnd"], "choices need a config"),
+        (["small.yaml", "small.yaml", "--memory", "1GiB"], "--memory needs a config"),
+        (["small.yaml,config=c.json", "small.yaml,config=c.json", "--memory", "1 gig"], "`1 gig` is not a size"),
+        (["small.yaml,config=c.json,order=hdn"] * 2, "order=hdn: `hdn` is not among the values of `order`: nhd, hnd"),
+        (["small.yaml,config=c.json,odr=hdn"] * 2, "odr=hdn: unknown choice `odr`"),
+        (["small.yaml,config=c.json,end_layer=x"] * 2, "end_layer: expected an integer of at least 0, found `x`"),
+        (
+            ["small.yaml,config=c.json,end_layer=9"] * 2,
+            "start_layer 0 and end_layer 9 are not in order within 5 layers",
+        ),
+        (["small.yaml"], "the following arguments are required: SIDE"),
+    ],
+)
+def test_usage(sides: list[str], message: str) -> None:
+    done = diff(*sides, "--format", "json")
+    assert (done.status, [problem["message"] for problem in done.document["problems"]]) == (2, [message])
+
+
+def test_what_is_wrong_with_a_side() -> None:
+    Path("bad.json").write_text("{}")
+    done = diff("small.yaml,config=c.json", "small.yaml,config=bad.json")
+    assert (done.status, done.out) == (1, "")
+    assert done.err == "error[KV401]: num_hidden_layers is missing from the config\n --> bad.json\n"
+    assert diff("small.yaml", "nowhere.yaml").status == 2
+
+
+def test_text_fits_100_columns() -> None:
+    for sides in (
+        (GLM_DSA, ROOT / "specs" / "mla.yaml"),
+        (GLM_52, f"config={CONFIGS / 'deepseek-v3.json'}"),
+        (ROOT / "tests" / "language" / "dsv4.yaml", ROOT / "tests" / "language" / "gemma3n.yaml"),
+    ):
+        done = diff(*sides)
+        assert (done.status, done.err) == (1, "")
+        assert max(map(len, done.out.splitlines())) <= 100
+        assert not any(line.endswith(" ") for line in done.out.splitlines())
