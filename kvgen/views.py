@@ -140,6 +140,7 @@ class OperationView:
     summary: str
     doc: tuple[str, ...]
     buffers: str
+    entry: str  # the method that gives the tensor it works on
     values: tuple[str, ...]
     calls: tuple[str, ...]
     row_fields: str
@@ -189,6 +190,7 @@ class PoolView:
     has_rounding: bool
     has_widening: bool
     has_owned: bool
+    has_sources: bool
     has_values: bool
     has_infos: bool
     has_rows: bool
@@ -231,6 +233,7 @@ class ModuleView:
     max_layers: str
     layer_steps: tuple[StepView, ...]
     layer_requires: tuple[str, ...]
+    readers: tuple[BlockView, ...]
     spaces: tuple[BlockView, ...]
     spaces_argument: str
     aliases: tuple[BlockView, ...]
@@ -274,6 +277,7 @@ class ModuleView:
     own_plane: str
     has_varying_pages: bool
     has_host: bool
+    has_readers: bool
     has_floors: bool
     has_search: bool
     has_layer_requires: bool
