@@ -515,6 +515,26 @@ def test_a_store_goes_to_what_the_layer_owns(verb: str, rest: str) -> None:
         pool.op(1, torch.tensor([3]), row)
 
 
+def test_owners_that_are_apart_may_have_readers_that_meet() -> None:
+    """Even layers own `kv` and odd ones `kw`, which is certain; layer 1 would load both."""
+    text = spec(
+        "readers_that_meet",
+        "row: {fields: {k: 'bf16[4]', v: 'bf16[4]'}, page: [[k, v]]}",
+        """
+kv: {format: row, space: token, layers: even, readers: layer < n}
+kw: {format: row, space: token, layers: not even}
+""",
+        config="n: {type: int}",
+        layers="body: 2\nsets: {even: layer % 2 == 0}",
+        operations="get_kv: {load: [kv, kw]}",
+    )
+    assert compiled(text).Layout.from_config({"n": 1}).layers("kw") == (1,)
+    with pytest.raises(ValueError) as error:
+        compiled(text).Layout.from_config({"n": 2})
+    line = "layer 1: get_kv cannot tell kv from kw: both are owned or read here"
+    assert problem_lines(error) == [f"readers_that_meet: {line}"]
+
+
 def test_sets_that_are_apart_need_no_rule() -> None:
     """Layers that are full and those that are not never meet: `from_config` has nothing to check."""
     text = (ROOT / "tests" / "golden" / "readers" / "expected.py").read_text(encoding="utf-8")
