@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import groupby
 from types import ModuleType
 from typing import Any
 
-from kvgen.evaluate import is_split, memory_of, pages_of
-from kvgen.text import ending, wrap
+from kvgen.evaluate import is_split, memory_of, pages_of, readers_of
+from kvgen.text import ending, runs, wrap
 
 ALLOCATOR_STEP = 2 * 2**20  # CUDA's caching allocator rounds large tensors up to this
 
@@ -109,6 +110,7 @@ def buffer_as_json(layout: Any, buffer: Any) -> dict[str, Any]:
         "space": buffer.space.name,
         "memory": memory_of(buffer),
         "layers": list(buffer.layers),
+        "readers": {str(layer): owner for layer, owner in readers_of(buffer).items()},
         "format": same([page.format for page in pages]) if pages else None,
         "slot_bytes": same([plain(page.slot_bytes) for page in pages]) if pages else None,
         "page_bytes": same([page.page_bytes for page in pages]) if pages else None,
@@ -142,6 +144,10 @@ def render(budget: Budget, name: str) -> str:
         "",
     ]
     lines += _buffer_table(budget)
+    readers = [f"{buffer.name}: {text}" for buffer in layout.buffers if (text := readers_text(buffer))]
+    lines += [""] if readers else []
+    for position, text in enumerate(readers):
+        lines += _wrapped("          " if position else "readers   ", text)
     used = ", ".join(f"{key} {_short(value)}" for key, value in layout.config_used.items())
     defaults = ", ".join(f"{key} {_short(value)}" for key, value in layout.defaults_used.items())
     lines += ["", *_wrapped("config    ", used or "nothing")]
@@ -184,6 +190,15 @@ def _buffer_table(budget: Budget) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def readers_text(buffer: Any) -> str:
+    """Which layers read which owner's bytes, owner by owner; nothing where each layer has its own."""
+    parts = []
+    for owner, group in groupby(readers_of(buffer).items(), key=lambda own: own[1]):
+        layers = [layer for layer, _ in group]
+        parts.append(f"{runs(layers)} {'reads' if len(layers) == 1 else 'read'} {owner}")
+    return "; ".join(parts)
 
 
 def _varied(value: object) -> str:

@@ -76,6 +76,7 @@ TAKEN = frozenset(  # names that `from_config` and the layout class use themselv
         "buffers",
         "spaces",
         "granule",
+        "owner",
         "fingerprint",
         "page_fingerprint",
         "config_used",
@@ -213,6 +214,7 @@ def _made_names(spec: Spec) -> dict[str, str]:
     made |= {f"{item.name}_page": item.path for item in spec.formats}
     made |= {f"{item.name}_page_of": item.path for item in spec.formats}
     made |= {f"page_of_{item.name}": item.path for item in spec.buffers}
+    made |= {f"{item.name}_readers": item.path for item in spec.buffers if item.readers is not None}
     made |= {f"{item.name}_space": item.path for item in spec.spaces}
     return made
 
@@ -265,7 +267,7 @@ def _used_names(spec: Spec) -> set[str]:
             exprs.append(case.when)
             exprs += [use.slots, use.page, use.reserve] if isinstance(use, Root) else [use.divisor, use.where]
     for buffer in spec.buffers:
-        exprs += [buffer.layers, buffer.block, buffer.align, buffer.split]
+        exprs += [buffer.layers, buffer.readers, buffer.block, buffer.align, buffer.split]
     found = {name for expr in exprs if expr is not None for name in names(expr)}
     for format in spec.formats:
         found |= names_of_format(spec, format.name.text)
@@ -736,11 +738,13 @@ def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place) -> 
 
 
 def check_buffers(spec: Spec, scope: Scope) -> Iterator[Problem]:
-    """KV249: layers are a predicate, `block` divides the page, `align` and `split` are what they must be."""
+    """KV249: layers are predicates, `block` divides the page, `align` and `split` are what they must be."""
     problems: list[Problem] = []
     for buffer in spec.buffers:
-        at = Place(f"{buffer.path}.layers", frozenset({"layer"}), scope.layered_facts)
-        _typed(scope, buffer.layers, Bool, at, problems)
+        for expr, key in ((buffer.layers, "layers"), (buffer.readers, "readers")):
+            if expr is not None:
+                at = Place(f"{buffer.path}.{key}", frozenset({"layer"}), scope.layered_facts)
+                _typed(scope, expr, Bool, at, problems)
         for expr, key in ((buffer.block, "block"), (buffer.align, "align")):
             if expr is None:
                 continue
@@ -751,9 +755,35 @@ def check_buffers(spec: Spec, scope: Scope) -> Iterator[Problem]:
         if buffer.split is not None:
             place = Place(f"{buffer.path}.split", facts=scope.layered_facts)
             _typed(scope, buffer.split, Bool, place, problems)
+        yield from _check_readers(scope, buffer)
         yield from _check_split(scope, buffer)
         yield from _check_block(spec, scope, buffer)
     yield from problems
+
+
+def _check_readers(scope: Scope, buffer: Buffer) -> Iterator[Problem]:
+    """Some layer may read another's buffer, and some layer may be what it reads."""
+    if buffer.readers is None:
+        return
+    try:
+        owns, reads = scope.certain(buffer.layers), scope.certain(buffer.readers)
+    except FoldError:
+        return  # reported with its type
+    label, path = Label(buffer.readers.span), f"{buffer.path}.readers"
+    owners = (Label(buffer.layers.span, "the owners"),)
+    if reads is False:
+        message = f"no layer is a reader of `{buffer.name}`"
+        yield Problem("KV249", message, label, help="leave `readers` out", path=path)
+    elif owns is False:
+        message = f"no layer owns `{buffer.name}`, so none can read it"
+        help = "leave `readers` out, or let some layer own it"
+        yield Problem("KV249", message, label, secondary=owners, help=help, path=path)
+    elif owns or scope.implies(buffer.readers, buffer.layers):
+        message = f"every reader of `{buffer.name}` owns it"
+        help = "leave `readers` out, or name layers that read the nearest owner before them"
+        yield Problem(
+            "KV249", message, label, secondary=owners, notes=("an owner reads its own",), help=help, path=path
+        )
 
 
 def _check_split(scope: Scope, buffer: Buffer) -> Iterator[Problem]:

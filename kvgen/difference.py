@@ -14,9 +14,9 @@ from typing import Any
 
 from kvgen.budget import buffer_as_json, in_units, plain, shown
 from kvgen.evaluate import is_split, memory_of, pages_of
-from kvgen.explain import field_text, runs, space_text, statements
+from kvgen.explain import field_text, space_text, statements
 from kvgen.layout import Layout
-from kvgen.text import WIDTH, ending, wrap
+from kvgen.text import WIDTH, ending, runs, wrap
 
 FACTS = ("space", "memory", "format", "slot_bytes", "page_bytes", "bytes_per_token")  # of a buffer
 

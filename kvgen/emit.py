@@ -145,6 +145,7 @@ class _Viewer:
         self.has_split = any(buffer.split is not None for buffer in layout.buffers)
         self.has_align = any(buffer.align is not None for buffer in layout.buffers)
         self.has_block = any(buffer.block is not None for buffer in layout.buffers)
+        self.has_readers = any(buffer.readers is not None for buffer in layout.buffers)
         self.has_host = any(buffer.memory == "host" for buffer in layout.buffers)
         self.varying = any(buffer.varies for buffer in layout.buffers)
         self.has_translation = any(form.operator is not None or form.where for form in self.derived_spaces())
@@ -160,6 +161,7 @@ class _Viewer:
         requires = tuple(self.requires())
         steps = tuple(self.layer_steps())
         layer_requires = tuple(self.layer_requires())
+        readers = tuple(self.reader_blocks())
         spaces = tuple(self.space_blocks())
         aliases = tuple(self.alias_blocks())
         page_choices = tuple(self.page_choices())
@@ -204,6 +206,7 @@ class _Viewer:
             max_layers=str(MAX_LAYERS),
             layer_steps=steps,
             layer_requires=layer_requires,
+            readers=readers,
             spaces=spaces,
             spaces_argument=statement(
                 "spaces=",
@@ -268,6 +271,7 @@ class _Viewer:
             has_flat=pieces and (has_copies or self.has_init or self.shows_fields),
             has_varying_pages=self.varying,
             has_host=self.has_host,
+            has_readers=self.has_readers,
             has_floors=floors,
             has_search=floors or self.has_requests,
             has_layer_requires=bool(layer_requires),
@@ -577,13 +581,13 @@ class _Viewer:
             elif isinstance(step, SetLayout):
                 yield self.set_step(step)
 
-    def layer_set(self, rule: Expr) -> Code:
+    def layer_set(self, rule: Expr, among: str = "layers") -> Code:
         code = self.printer.code(rule)
         if flat(code) == "True":
-            return call("set", Raw("layers"))
+            return call("set", Raw(among))
         if flat(code) == "False":
             return call("set")
-        return Each("{", Raw("layer"), "for layer in layers", code, "}")
+        return Each("{", Raw("layer"), f"for layer in {among}", code, "}")
 
     def set_step(self, step: SetLayout) -> StepView:
         if len(step.cases) == 1 and step.cases[0].when is None:
@@ -818,7 +822,18 @@ class _Viewer:
             items.append(Keyword("page_slots", self.page_slots(buffer)))
         if buffer.memory == "host":
             items.append(Keyword("memory", Raw('"host"')))
+        if buffer.readers is not None:
+            items.append(Keyword("readers", Raw(f"{buffer.name}_readers")))
         return call("Buffer", *items)
+
+    def reader_blocks(self) -> Iterator[BlockView]:
+        """A local for the readers of each buffer that has some."""
+        for buffer in self.layout.buffers:
+            if buffer.readers is not None:
+                owners, readers = self.layer_set(buffer.layers), self.layer_set(buffer.readers, "held")
+                found = call("read.readers", Raw(quoted(buffer.name)), Raw("held"), owners, readers)
+                text = statement(f"{buffer.name}_readers = ", found, IN_FROM_CONFIG)
+                yield BlockView(origin=f"{buffer.origin}.readers", text=text)
 
     def page_code(self, buffer: BufferLayout, local: str | None) -> Code:
         return Raw(local) if local is not None else Raw(page_constant(self.layout, buffer.pages[0].use))

@@ -40,6 +40,11 @@ def pages_of(buffer: Any) -> tuple[Any, ...]:
     return buffer.pages if hasattr(buffer, "pages") else (buffer.page,)
 
 
+def readers_of(buffer: Any) -> dict[int, int]:
+    """Layers that own none of the buffer, and the layer whose bytes each reads."""
+    return dict(getattr(buffer, "readers", ()))
+
+
 def is_split(page: Any) -> bool:
     """Whether each plane of the page is a tensor of its own."""
     return getattr(page, "split", False)

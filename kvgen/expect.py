@@ -18,7 +18,7 @@ from typing import Any
 
 from kvgen.cases import reached_cases, truth
 from kvgen.check import why_outside
-from kvgen.evaluate import is_split, memory_of, pages_of
+from kvgen.evaluate import is_split, memory_of, pages_of, readers_of
 from kvgen.expr import Literal, Name, names
 from kvgen.nodes import Entry, Mapping, Node, plain
 from kvgen.page import BYTE, FieldLayout
@@ -293,6 +293,14 @@ class _LayoutProof(_Proof):
             else:
                 self.equal(f"the number of `owners` of `{buffer.name}`", item.value.span, len(buffer.layers), wanted)
 
+    def claim_reads(self, entry: Entry) -> None:
+        for buffer, item in self.each_buffer(entry):
+            assert isinstance(item.value, Mapping)
+            for own in item.value.entries:
+                layer = int(str(own.key.value))
+                what = f"`reads` of layer {layer} of `{buffer.name}`"
+                self.equal(what, own.value.span, self.owner(buffer, layer, own.key.span), _number(own.value))
+
     def claim_at(self, entry: Entry) -> None:
         name, _, field_name = str(plain(entry.value)).partition(".")
         buffer = self.find(name, self.layout.buffers, "buffer", entry.value.span)
@@ -300,9 +308,8 @@ class _LayoutProof(_Proof):
         layer = claims.get("layer", buffer.layers[0] if buffer.layers else None)
         if layer is None:
             raise self.unreadable(f"no layer has `{name}` here", entry.value.span)
-        if layer not in buffer.layers:
-            owners = f"the layers that have it are {', '.join(map(str, buffer.layers))}" if buffer.layers else None
-            raise self.unreadable(f"layer {layer} has no `{name}`", self.claims["layer"].value.span, owners)
+        if "layer" in self.claims:
+            layer = self.owner(buffer, layer, self.claims["layer"].value.span)
         pages = pages_of(buffer)
         page = pages[buffer.layers.index(layer)] if len(pages) > 1 else pages[0]
         field = self.find(field_name, page.fields, "field", entry.value.span)
@@ -330,6 +337,15 @@ class _LayoutProof(_Proof):
         except ValueError as error:
             raise self.unreadable(str(error), node.get("tokens").span) from None  # type: ignore[union-attr]
         return tokens, requests
+
+    def owner(self, buffer: Any, layer: int, span: Span) -> int:
+        """The layer whose bytes a layer reads: its own, or those of the owner that it is a reader of."""
+        owner = layer if layer in buffer.layers else readers_of(buffer).get(layer)
+        if owner is None:
+            listed = sorted({*buffer.layers, *readers_of(buffer)})
+            help = f"the layers that have it are {', '.join(map(str, listed))}" if listed else None
+            raise self.unreadable(f"layer {layer} has no `{buffer.name}`", span, help)
+        return owner
 
     def num_slots(self, buffer: Any, counts: tuple[int, int]) -> int:
         return self.module.slots(self.layout, buffer.space.name, *counts)

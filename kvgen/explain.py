@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from kvgen.budget import buffer_as_json, inputs_as_json, plain, shown
+from kvgen.budget import buffer_as_json, inputs_as_json, plain, readers_text, shown
 from kvgen.bytemap import page_lines
 from kvgen.emit import rounding
 from kvgen.evaluate import is_split, memory_of, pages_of
@@ -17,7 +17,7 @@ from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.size import Size
 from kvgen.space import Rate
 from kvgen.spec import Case, Parameter
-from kvgen.text import ending, wrap
+from kvgen.text import ending, runs, wrap
 
 
 def explain(layout: Layout, module: ModuleType | None = None, resolved: Any = None) -> str:
@@ -128,7 +128,10 @@ def _rules(layout: Layout) -> Iterator[str]:
     yield "buffers"
     for buffer in layout.buffers:
         host = ", in host memory" if buffer.memory == "host" else ""
-        yield from _wrap(f"{buffer.name}: {buffer.choice} in {buffer.space}{host}, layers {show(buffer.layers)}", "  ")
+        layers = f"layers {show(buffer.layers)}"
+        if buffer.readers is not None:
+            layers += f", readers {show(buffer.readers)}"
+        yield from _wrap(f"{buffer.name}: {buffer.choice} in {buffer.space}{host}, {layers}", "  ")
         for case in buffer.pages:
             if len(buffer.pages) > 1:
                 yield from _wrap(f"{case.use.format}{_when(case, buffer.pages)}", "    ")
@@ -221,6 +224,8 @@ def _resolved(module: ModuleType | None, resolved: Any) -> Iterator[str]:
         yield from _wrap(f"{buffer.name}: {forms}, in {buffer.space.name}{memory}", "  ")
         count = f"{len(buffer.layers)} layer{ending(len(buffer.layers))}"
         yield from _wrap(f"{count}: {runs(buffer.layers)}", "    ")
+        if text := readers_text(buffer):
+            yield from _wrap(f"readers: {text}", "    ")
         yield f"    {shown(buffer.bytes_per_token)} bytes per token"
     if module is not None:
         yield f"bytes per token {shown(module.cell_size(resolved))}, fixed {shown(module.bytes_for(resolved, 0))}"
@@ -235,17 +240,6 @@ def space_text(space: Any) -> str:
         f"{shown(space.slots_per_token)} slot{ending(space.slots_per_token)} per token{request}, "
         f"pages of {space.page_size} slot{ending(space.page_size)}, {space.reserved_pages} reserved{numbered}"
     )
-
-
-def runs(layers: tuple[int, ...]) -> str:
-    """Layer ids with runs written as `0-2`."""
-    parts: list[list[int]] = []
-    for layer in layers:
-        if parts and parts[-1][-1] + 1 == layer:
-            parts[-1] = [parts[-1][0], layer]
-        else:
-            parts.append([layer])
-    return ", ".join("-".join(map(str, part)) for part in parts) or "none"
 
 
 def _short(value: object) -> str:
@@ -316,6 +310,7 @@ def _buffer_json(buffer: BufferLayout) -> dict[str, Any]:
         "space": buffer.space,
         "memory": buffer.memory,
         "layers": show(buffer.layers),
+        "readers": None if buffer.readers is None else show(buffer.readers),
         "formats": [
             {"when": None if case.when is None else show(case.when), "use": case.use.format} for case in buffer.pages
         ],

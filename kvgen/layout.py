@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import reduce
 from itertools import combinations
 from typing import TypeVar
 
@@ -24,6 +25,7 @@ from kvgen.scope import Entity, Scope
 from kvgen.size import Size
 from kvgen.space import Rate, affine, page_sizes, page_slots
 from kvgen.spec import (
+    READING_VERBS,
     WHOLE_POOL_VERBS,
     Buffer,
     Case,
@@ -83,6 +85,7 @@ class BufferLayout:
     pages: tuple[Case[Page], ...]
     choice: str  # the name the spec gives to what `pages` are the cases of: a format
     layers: Expr
+    readers: Expr | None  # layers that read the nearest owner before them; owners among them read their own
     block: Expr | None
     align: Expr | None
     split: Expr | None
@@ -228,12 +231,16 @@ class _Resolver:
         for operation in self.spec.operations:
             named = [buffers[name.text] for name in operation.buffers or ()]
             for one, other in combinations(named, 2):
-                if self.scope.disjoint(one.layers, other.layers):
+                reads = operation.verb in READING_VERBS and (one.readers is not None or other.readers is not None)
+                ours, theirs = (_users(item, reads) for item in (one, other))
+                if all(self.scope.disjoint(own, their) for own in ours for their in theirs):
                     continue
-                both = Binary(operator="and", left=one.layers, right=other.layers, span=other.layers.span)
+                left, right = (reduce(_either, users) for users in (ours, theirs))
+                both = Binary(operator="and", left=left, right=right, span=other.layers.span)
                 that = self.take(Unary(operator="not", operand=both, span=both.span))
                 if that != Literal(value=True, span=both.span):
-                    message = f"{operation.name} cannot tell {one.name} from {other.name}: both are owned here"
+                    used = "owned or read" if reads else "owned"
+                    message = f"{operation.name} cannot tell {one.name} from {other.name}: both are {used} here"
                     yield RequireLayout(that=that, message=message, origin=operation.path, varies=True)
 
     def operations(self, buffers: tuple[BufferLayout, ...]) -> Iterator[OperationLayout]:
@@ -421,6 +428,7 @@ class _Resolver:
             pages=pages,
             choice=buffer.format.text,
             layers=self.take(buffer.layers),
+            readers=self.taken(buffer.readers),
             block=self.taken(buffer.block),
             align=self.taken(buffer.align),
             split=self.taken(buffer.split),
@@ -457,6 +465,15 @@ def _annotation(entity: Entity) -> str:
 
 def _identifiers(text: str) -> list[str]:
     return re.findall(r"[A-Za-z_]\w*", text)
+
+
+def _users(buffer: Buffer, reads: bool) -> tuple[Expr, ...]:
+    """Conditions on the layers for which an operation works on the buffer: on its readers too where it `reads`."""
+    return (buffer.layers, buffer.readers) if reads and buffer.readers is not None else (buffer.layers,)
+
+
+def _either(one: Expr, other: Expr) -> Expr:
+    return Binary(operator="or", left=one, right=other, span=one.span)
 
 
 def _both(one: Expr | None, other: Expr | None) -> Expr | None:
@@ -515,6 +532,7 @@ def _canonical(layout: Layout) -> dict[str, object]:
                 expr(item.align),
                 expr(item.split),
                 item.memory,
+                *([] if item.readers is None else [show(item.readers)]),
             ]
             for item in layout.buffers
         },

@@ -21,7 +21,7 @@ from kvgen.kernels import (
 from kvgen.layout import Layout, OperationLayout
 from kvgen.page import FieldLayout, Page
 from kvgen.pysource import STEP, WIDTH, Code, Group, Keyword, Raw, call, flat, quoted, statement, tuple_of
-from kvgen.spec import KERNEL_VERBS, WHOLE_POOL_VERBS
+from kvgen.spec import KERNEL_VERBS, READING_VERBS, WHOLE_POOL_VERBS
 from kvgen.text import wrap
 from kvgen.types import DTYPES
 from kvgen.views import HelpersView, OperationView, PoolView
@@ -174,7 +174,8 @@ class _Pool:
             given_scales=self.given_scales(own),
             has_given=has_given,
             scales=", *scales" if has_given else "",
-            has_owned=any(not item.is_describe for item in operations),
+            has_owned=any(item.entry == "_owned" and not item.is_describe for item in operations),
+            has_sources=any(item.entry == "_source" for item in operations),
             has_values=bool(stores),
             has_infos=any(item.is_describe for item in operations),
             has_rows=has_rows,
@@ -259,6 +260,7 @@ class _Pool:
             summary=summary,
             doc=tuple(_docstring(rest, doc, self.raises(item))),
             buffers=flat(names),
+            entry="_source" if self.reads_others(item) else "_owned",
             values=tuple(self.values(item)) if item.verb in STORES else (),
             calls=tuple(self.calls(item)),
             row_fields=flat(tuple_of([Raw(quoted(name)) for name in item.fields])),
@@ -273,12 +275,20 @@ class _Pool:
             has_translation=self.has_translation and not item.at_own,
         )
 
+    def reads_others(self, item: OperationLayout) -> bool:
+        """Whether it works for layers that read what another layer owns, too."""
+        return item.verb in READING_VERBS and self.has_readers(item)
+
+    def has_readers(self, item: OperationLayout) -> bool:
+        return any(self.buffers[name].readers is not None for name in item.buffers)
+
     def arguments(self, item: OperationLayout) -> tuple[list[str], list[str]]:
         """The parameters of the method, and what its docstring says of each."""
         if item.verb == "describe":
             return [], []
         owners = " or ".join(f"`{name}`" for name in item.buffers)
-        arguments, doc = ["layer_id: int"], [f"layer_id: global id of a layer that owns {owners}."]
+        has = "owns or reads" if self.reads_others(item) else "owns"
+        arguments, doc = ["layer_id: int"], [f"layer_id: global id of a layer that {has} {owners}."]
         if item.verb == "gather":
             arguments += ["seq_lens: torch.Tensor", "page_table: torch.Tensor"]
             arguments += ["seq_len_sum: int | None = None", "max_seq_len: int | None = None"]
@@ -361,7 +371,8 @@ class _Pool:
                 )
             case "describe":
                 return f"Addresses, bytes and bytes of a page of {owners} for each layer held.", (
-                    "Three lists in the order of the layers; zeros for a layer that owns none."
+                    "Three lists in the order of the layers; zeros for a layer that owns none"
+                    f"{', also where it reads that of another' if self.has_readers(item) else ''}."
                 )
         match item.view:
             case "rows":
@@ -380,7 +391,10 @@ class _Pool:
     def raises(self, item: OperationLayout) -> list[str]:
         if item.verb == "describe":
             return []
-        lines = ["ValueError: a layer that is not held here, or an unfit argument."]
+        only_reads = self.has_readers(item) and not self.reads_others(item)
+        lines = [
+            f"ValueError: a layer that is not held here{' or only reads' if only_reads else ''}, or an unfit argument."
+        ]
         return [*lines, "LookupError: a layer without the buffer, with those that have one."]
 
     def dtypes(self, item: OperationLayout, name: str) -> dict[str, tuple[str, ...]]:

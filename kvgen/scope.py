@@ -131,6 +131,22 @@ class Scope:
         ]
         return any("body" in words[here] and "draft" in words[1 - here] for here in (0, 1))
 
+    def implies(self, one: Expr, other: Expr) -> bool:
+        """Whether it is certain that the second of two conditions on a layer holds wherever the first does."""
+        return one == other or (_is_told(other, True) and self.truths(other) <= self.truths(one))
+
+    def certain(self, expr: Expr) -> bool | None:
+        """Whether a condition holds for every layer (true) or for none (false), where that is known at build."""
+        folded = self.fold(expr)
+        if isinstance(folded, Literal):
+            return folded.value if isinstance(folded.value, bool) else None
+        if self.disjoint(expr, expr):
+            return False
+        known = {"all": True}
+        if _has_body_alone(self.spec):
+            known |= {"body": True, "draft": False}
+        return known.get(folded.name) if isinstance(folded, Name) else None
+
     # -- types
 
     def type_of(self, expr: Expr, place: Place, problems: list[Problem]) -> Type | None:
@@ -186,9 +202,7 @@ def scope_of(spec: Spec) -> tuple[Scope, list[Problem]]:
     for name, item in definitions.items():  # those without a place in the order: a name still, of no type
         scope.entities.setdefault(name, Entity(name, None, item.name.span, item.path))
     facts = [fact for that in plain if not scope.varies(that) for fact in scope.truths(that)]
-    if spec.layers is not None and (
-        spec.layers.draft is None or spec.layers.draft == Literal(value=0, span=spec.layers.span)
-    ):
+    if spec.layers is not None and _has_body_alone(spec):
         facts.append(("<", Name(name="layer", span=spec.layers.span), spec.layers.body))
     scope.layered_facts = frozenset(facts)
     scope.implications = tuple(
@@ -201,6 +215,12 @@ def scope_of(spec: Spec) -> tuple[Scope, list[Problem]]:
         if scope.entities[name].definition is definitions[name]:
             _type_definition(scope, definitions[name], problems)
     return scope, problems
+
+
+def _has_body_alone(spec: Spec) -> bool:
+    """Whether a model of the spec has no draft layers."""
+    layers = spec.layers
+    return layers is not None and (layers.draft is None or layers.draft == Literal(value=0, span=layers.span))
 
 
 def _is_told(expr: Expr, holds: bool) -> bool:

@@ -235,6 +235,7 @@ class Buffer:
     format: Ident
     space: Ident
     layers: Expr
+    readers: Expr | None
     block: Expr | None
     align: Expr | None
     split: Expr | None
@@ -242,6 +243,7 @@ class Buffer:
     path: str
 
 
+READING_VERBS = ("load", "get", "gather", "view")  # of one layer, whose buffer may be that of an earlier one
 KERNEL_VERBS = ("store", "put", "load", "get", "gather")  # work on fields of one layer
 WHOLE_POOL_VERBS = ("move", "save", "restore")  # work on every buffer of every layer
 
@@ -763,15 +765,15 @@ class _Builder:
         path = f"buffers.{entry.key.value}"
         node = entry.value
         assert isinstance(node, Mapping)
-        for key in ("readers", "serves"):
-            if node.get(key) is not None:
-                self._unsupported(node.entry(key).key.span, f"`{key}`")
+        if node.get("serves") is not None:
+            self._unsupported(node.entry("serves").key.span, "`serves`")
         memory = node.get("memory")
         return Buffer(
             name=self._ident(entry.key),
             format=self._ident(node.get("format")),
             space=self._ident(node.get("space")),
             layers=self._expr(node.get("layers"), f"{path}.layers"),
+            readers=self._optional(node, "readers", path),
             block=self._optional(node, "block", path),
             align=self._optional(node, "align", path),
             split=self._optional(node, "split", path),

@@ -181,6 +181,7 @@ class OperationView:
     summary: str
     doc: tuple[str, ...]
     buffers: str
+    entry: str  # the method that gives the tensor it works on
     values: tuple[str, ...]
     calls: tuple[str, ...]
     row_fields: str
@@ -228,6 +229,7 @@ class PoolView:
     scales: str
     has_given: bool
     has_owned: bool
+    has_sources: bool
     has_values: bool
     has_infos: bool
     has_rows: bool
@@ -269,6 +271,7 @@ class ModuleView:
     max_layers: str
     layer_steps: tuple[StepView, ...]
     layer_requires: tuple[str, ...]
+    readers: tuple[BlockView, ...]
     spaces: tuple[BlockView, ...]
     spaces_argument: str
     aliases: tuple[BlockView, ...]
@@ -320,6 +323,7 @@ class ModuleView:
     has_pairs: bool
     has_varying_pages: bool
     has_host: bool
+    has_readers: bool
     has_floors: bool
     has_search: bool
     has_layer_requires: bool

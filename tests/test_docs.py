@@ -371,10 +371,10 @@ REFUSED = {
     ),
     "a verb that is of all buffers": ("KV250", "operations: {copy: {move: [kv]}}"),
     "shared tensors": ("KV205", "tensors: {all_of_them: {each: [page], put: [kv]}}"),
-    "readers": ("KV205", "buffers:\n  kv: {format: row, space: token, layers: all, readers: all}"),
+    "readers that are all owners": ("KV249", "buffers:\n  kv: {format: row, space: token, layers: all, readers: all}"),
     "contracts of a buffer": ("KV205", "buffers:\n  kv: {format: row, space: token, layers: all, serves: [kernel]}"),
     "bytes of a shared tensor": ("KV302", "expect: [{block_bytes: {kv: 1}}]"),
-    "layers that are read": ("KV302", "expect: [{reads: {kv: {'0': 0}}}]"),
+    "a layer that reads nothing": ("KV302", "expect: [{reads: {kv: {'1': 0}}}]"),
     "a config above the spec's folder": ("KV302", "expect: [{config: ../config.json, page_total: 1}]"),
 }
 

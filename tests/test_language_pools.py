@@ -51,6 +51,28 @@ def stage(draw: random.Random, total: int) -> Choices:
     return choices
 
 
+Shared = dict[str, tuple[set[int], set[int]]]  # owners and readers of a buffer
+
+
+def nearest(layer: int, owners: set[int]) -> int | None:
+    """The owner whose bytes a layer reads: itself, or the nearest before it."""
+    return max((own for own in owners if own <= layer), default=None)
+
+
+def in_one_pool(draw_any: Callable, shared: Callable[[Config], Shared]) -> Callable:
+    """Draws where no reader is parted from its owner, by the model or by the stage."""
+
+    def draw_one(draw: random.Random) -> tuple[Config, Choices]:
+        while True:
+            config, choices = draw_any(draw)
+            here = set(held(config, choices))
+            found = shared(config).values()
+            if all(nearest(layer, owners) in here for owners, readers in found for layer in readers & here):
+                return config, choices
+
+    return draw_one
+
+
 def up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
@@ -390,6 +412,13 @@ def price_gemma3n(config: Config, choices: Choices, tokens: int, requests: int) 
     return total
 
 
+def shared_in_gemma3n(config: Config) -> Shared:
+    layers, types = range(config["num_hidden_layers"]), config.get("layer_types")
+    full = {layer for layer in layers if ((layer + 1) % 5 == 0 if types is None else "full" in types[layer])}
+    owns = set(layers[: len(layers) - config["num_kv_shared_layers"]])
+    return {"kv_full": (full & owns, full), "kv_swa": (owns - full, set(layers) - full)}
+
+
 # -- dsv41: source layers alone keep compressed rows and index keys
 
 
@@ -429,6 +458,15 @@ def price_dsv41(config: Config, choices: Choices, tokens: int, requests: int) ->
     return total
 
 
+def shared_in_dsv41(config: Config) -> Shared:
+    found = {}
+    for ratio in (1, 2):
+        readers = {layer for layer, own in enumerate(config["compress_ratios"]) if own == ratio}
+        for name, sources in (("kv", "kv_source_layer_ids"), ("index", "index_source_layer_ids")):
+            found[f"{name}_{ratio}"] = (readers & set(config[sources]), readers)
+    return found
+
+
 def page_size(config: Config, choices: Choices) -> int:
     return choices["page_size"]
 
@@ -446,8 +484,8 @@ FAMILIES = [
         lambda config, choices: sizes_of_qwen3_next(config, choices)[0],
     ),
     Family("dsv4", draw_dsv4, price_dsv4, lambda config, choices: 256),
-    Family("gemma3n", draw_gemma3n, price_gemma3n, page_size),
-    Family("dsv41", draw_dsv41, price_dsv41, lambda config, choices: 256),
+    Family("gemma3n", in_one_pool(draw_gemma3n, shared_in_gemma3n), price_gemma3n, page_size),
+    Family("dsv41", in_one_pool(draw_dsv41, shared_in_dsv41), price_dsv41, lambda config, choices: 256),
 ]
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 

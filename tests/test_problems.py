@@ -60,6 +60,8 @@ RULES = {  # what a spec is checked for, and cases that show it
     "a name that is no identifier": ["KV106_key_with_capitals", "KV106_layout_with_a_path"],
     "a name that is a keyword": ["KV241_keyword", "KV241_word_of_the_language"],
     "a name that collides in the generated module": ["KV240_let_and_config", "KV241_name_that_is_made"],
+    "readers that read nothing of another": ["KV249_no_readers", "KV249_readers_of_their_own"],
+    "a reader without an owner": ["KV249_readers_without_owners", "KV304_reader_without_an_owner"],
     "a page of 0 bytes": ["KV228_page_of_nothing", "KV221_empty_axis"],
 }
 
@@ -160,12 +162,11 @@ def test_house_style(case: Path) -> None:
 
 def test_concise() -> None:
     status, out, err = run(
-        "check", "KV221_scale_block_does_not_divide.yaml", "KV205_readers_and_serves.yaml", "--format", "concise"
+        "check", "KV221_scale_block_does_not_divide.yaml", "KV205_serves.yaml", "--format", "concise"
     )
     assert (status, out) == (1, "")
     assert err == (
-        "KV205_readers_and_serves.yaml:12:49: error[KV205]: `readers` is not supported yet\n"
-        "KV205_readers_and_serves.yaml:12:63: error[KV205]: `serves` is not supported yet\n"
+        "KV205_serves.yaml:12:49: error[KV205]: `serves` is not supported yet\n"
         "KV221_scale_block_does_not_divide.yaml:13:21: error[KV221]: `dim` cannot be divided into blocks of 96\n"
     )
 
@@ -350,6 +351,8 @@ def test_config_that_no_shipped_layout_is_for(tmp_path: Path) -> None:
         "  = note: gqa: kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "  = note: hybrid_swa: sliding_window or attention_chunk_size is missing from the config\n"
         "  = note: mla: index_topk: sparse attention has indexer keys too, which the layout glm_dsa has\n"
+        "  = note: shared_kv: kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
+        "  = note: shared_kv: neither num_kv_shared_layers nor cla_share_factor, so no layer reads what another has\n"
         "  = help: name a spec; `kvgen specs` lists the shipped ones\n"
     )
 

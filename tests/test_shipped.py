@@ -42,14 +42,14 @@ def test_budget_picks_the_layout(config: str) -> None:
 def test_specs_as_text() -> None:
     status, out, err = kvgen("specs")
     assert (status, err) == (0, "")
-    assert out.endswith(
+    assert (
         "mla\n"
         "  Multi-head latent attention (DeepSeek-V3, Kimi-K2), one latent row per token in every layer\n"
         f"  file     {SPECS}/mla.yaml\n"
         "  needs    num_hidden_layers, kv_lora_rank = 512, qk_rope_head_dim = 64\n"
         "  reads    num_nextn_predict_layers, index_topk, linear_attn_config.kda_layers, layer_group_size\n"
         "  choices  kv_format (bf16 | fp8_scaled | fp8_raw | nvfp4), page_size\n"
-    )
+    ) in out
     status, out, err = kvgen("specs", "--config", CONFIGS / "glm-5.json")
     assert (status, err) == (0, "")
     assert out == (
@@ -68,6 +68,11 @@ def test_specs_as_text() -> None:
         "  Multi-head latent attention (DeepSeek-V3, Kimi-K2), one latent row per token in every layer\n"
         f"  file     {SPECS}/mla.yaml\n"
         "  - index_topk: sparse attention has indexer keys too, which the layout glm_dsa has\n"
+        "shared_kv: no\n"
+        "  Keys and values per head, where layers read those of a layer before them (Gemma 3n, cross-layer attention)\n"
+        f"  file     {SPECS}/shared_kv.yaml\n"
+        "  - kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
+        "  - neither num_kv_shared_layers nor cla_share_factor, so no layer reads what another has\n"
     )
 
 
