@@ -20,6 +20,7 @@ os.environ |= {
 }
 sys.path.insert(0, str(ROOT))
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 
 
@@ -92,3 +93,7 @@ from vllm.v1.worker.workspace import init_workspace_manager  # noqa: E402
 
 init_workspace_manager(torch.device("meta"))
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-report", action="store_true", help="write docs/peers.md")

@@ -46,13 +46,14 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 FOLDER = tempfile.TemporaryDirectory()  # of the configs as vLLM reads them
-# The classes of language models, for configs of models that have other parts.
+# The classes of language models, for configs of models that have other parts, or whose class is known by another name.
 LANGUAGE_MODELS = {
     "gemma-3-27b": ("Gemma3ForCausalLM", "gemma3_text"),
     "gemma-3n-e4b": ("Gemma3nForCausalLM", "gemma3n_text"),
     "gemma-4-31b": ("Gemma4ForCausalLM", "gemma4_text"),
     "kimi-k2.5": ("DeepseekV3ForCausalLM", "deepseek_v3"),
     "llama-4-scout": ("Llama4ForCausalLM", "llama4_text"),
+    "step-3.7-flash": ("Step3p5ForCausalLM", "step3p5"),
 }
 # What a class asks for besides, without a bearing on the cache.
 OTHER_FIELDS: dict[str, dict[str, Any]] = {
@@ -69,6 +70,22 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
         "swa_rope_theta": 10000,
     },
     "minimax-m2.5": {"rotary_dim": 64, "scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True},
+    "step-3.7-flash": {
+        "intermediate_size": 64,
+        "moe_intermediate_size": 64,
+        "moe_layers_enum": "3",
+        "moe_num_experts": 8,
+        "moe_router_scaling_factor": 3.0,
+        "moe_top_k": 2,
+        "need_fp32_gate": True,
+        "norm_expert_weight": True,
+        "num_attention_groups": 8,  # num_key_value_heads, as the class calls it
+        "rope_theta": 10000,
+        "share_expert_dim": 64,
+        "swiglu_limits": None,
+        "swiglu_limits_shared": None,
+        "use_moe_router_bias": True,
+    },
 }
 
 
@@ -82,7 +99,7 @@ def full_config(model: str) -> dict[str, Any]:
     config = model_config(model)
     if model in LANGUAGE_MODELS:
         architecture, model_type = LANGUAGE_MODELS[model]
-        config = {**config["text_config"], "architectures": [architecture], "model_type": model_type}
+        config = {**config.get("text_config", config), "architectures": [architecture], "model_type": model_type}
     return {**config, "vocab_size": 3072, "max_position_embeddings": 131072, **OTHER_FIELDS.get(model, {})}
 
 

@@ -67,7 +67,7 @@ GQA = [
 HYBRIDS = [
     *(
         Case(hybrid_swa, model, kv_format, cache_dtype, 16)
-        for model in ("gpt-oss-120b", "gemma-3-27b", "gemma-4-31b", "mimo-v2-flash", "llama-4-scout")
+        for model in ("gpt-oss-120b", "gemma-3-27b", "gemma-4-31b", "mimo-v2-flash", "llama-4-scout", "step-3.7-flash")
         for kv_format, cache_dtype in (("bf16", "auto"), ("fp8", "fp8"))
     ),
     Case(hybrid_swa, "gemma-4-31b", "int8", "int8_per_token_head", 16),

@@ -1,4 +1,4 @@
-"""Where vLLM's planner and the layouts differ, and formats whose kernels are of other devices than an H200."""
+"""Where vLLM's planner and the layouts differ, and formats of kernels that are not there on a CPU."""
 
 import sys
 from collections import Counter
@@ -37,12 +37,12 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, f"flashinfer{name}", Stub(f"flashinfer{name}"))
 
 
-# Formats of other devices
+# Formats of FlashInfer's kernels
 
 
 @pytest.mark.parametrize(("model", "block"), [("deepseek-v3.2", 2764032), ("glm-5.2", 3052800)])
 def test_raw_fp8_rows_beside_an_indexer(model: str, block: int, flashinfer: None) -> None:
-    """Rows of 576 bytes, which kernels of a B200 read: 64 x (61 x 576 + 61 x 132) and 64 x (78 x 576 + 21 x 132)."""
+    """Rows of 576 bytes: 64 x (61 x 576 + 61 x 132) and 64 x (78 x 576 + 21 x 132)."""
     from vllm.v1.attention.backends.mla.flashinfer_mla_sparse import FlashInferMLASparseTRTLLMBackend
 
     vllm = deployment(model, cache_dtype="fp8")
@@ -164,13 +164,16 @@ def test_blocks_smaller_than_a_ratio() -> None:
         for block in (1, 2, 4, 6, 64)
     }
     assert pooled == {1: 0, 2: 0, 4: 132, 6: 132, 64: 2112}
+    nothing = MLAAttentionSpec(block_size=2, num_kv_heads=1, head_size=132, dtype=torch.uint8, tokens_per_state=4)
+    with pytest.raises(ZeroDivisionError):
+        deployment("deepseek-v3").plan(40 * GIB, {"model.layers.0.self_attn.indexer.k_cache": nothing})
     with pytest.raises(ValueError, match="pooled index keys"):
         glm_dsa.Layout.from_config({**model_config("glm-5.2"), "index_kpool": 4})
 
 
 @difference(
-    "a model's layers with a window and those without share vLLM's block ids: a group of either kind, as wide as the"
-    " narrowest kind has layers, takes a block of the widest group; kvgen has a space and slots of its own for each"
+    "a model's layers with a window and those without share vLLM's block ids: each group of layers,"
+    " all of one kind, takes a block as large as the widest group needs; kvgen has a space and slots of its own for each"
 )
 @pytest.mark.parametrize(
     ("model", "groups", "block"),
