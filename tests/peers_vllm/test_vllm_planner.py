@@ -172,8 +172,8 @@ def test_blocks_smaller_than_a_ratio() -> None:
 
 
 @difference(
-    "a model's layers with a window and those without share vLLM's block ids: each group of layers,"
-    " all of one kind, takes a block as large as the widest group needs; kvgen has a space and slots of its own for each"
+    "a model's layers with a window and those without share vLLM's block ids: each group of layers, all"
+    " of one kind, takes a block as large as the widest group needs; kvgen has a space and slots of its own for each"
 )
 @pytest.mark.parametrize(
     ("model", "groups", "block"),
