@@ -101,3 +101,9 @@ def test_pages_of_a_memory(case: Case) -> None:
         assert case.layout.cell_size(layout) * case.page == block_bytes(plan)
         assert tokens == (plan.num_blocks - 1) * case.page
         assert case.layout.bytes_for(layout, tokens) == plan.num_blocks * block_bytes(plan)
+
+
+def test_layers_that_keep_nothing_of_their_own() -> None:
+    """Of the 35 layers of Gemma 3n E4B the last 15 read the others' tokens; a page has 16 x 2 x 2 x 256 bf16 values."""
+    pages = pages_of(deployment("gemma-3n-e4b", block=16).specs)
+    assert pages == {("full" if layer % 5 == 4 else "window", layer): 32768 for layer in range(20)}
