@@ -2,8 +2,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 PEERS_PIP := .venv-peers/bin/python -m pip --disable-pip-version-check install --quiet
+VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-peers check lint bench-build bench-cpu .venv .venv-peers
+.PHONY: demo test test-peers test-sglang test-vllm check lint bench-build bench-cpu .venv .venv-peers .venv-vllm
 
 demo: .venv
 	$(BIN)/python demo.py
@@ -11,8 +12,13 @@ demo: .venv
 test: lint check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-peers: .venv-peers
+test-peers: test-sglang test-vllm
+
+test-sglang: .venv-peers
 	.venv-peers/bin/python -m pytest --confcutdir tests/peers -W ignore tests/peers $(PEERS)
+
+test-vllm: .venv-vllm
+	.venv-vllm/bin/python -m pytest --confcutdir tests/peers_vllm -W ignore tests/peers_vllm $(PEERS)
 
 check: .venv
 	$(BIN)/kvgen build --check specs/*.yaml
@@ -47,4 +53,13 @@ bench-cpu: .venv-peers
 	$(PEERS_PIP) -r tests/peers/requirements.txt
 	$(PEERS_PIP) --no-deps sglang==0.5.23  # what it declares needs a GPU
 	$(PEERS_PIP) --no-deps --no-build-isolation --editable .
+	touch $@
+
+.venv-vllm: .venv-vllm/installed
+
+.venv-vllm/installed: tests/peers_vllm/requirements.txt
+	$(PYTHON) -m venv --clear .venv-vllm
+	$(VLLM_PIP) torch==2.13.0
+	$(VLLM_PIP) -r tests/peers_vllm/requirements.txt
+	$(VLLM_PIP) --no-deps vllm==0.33.0  # what it declares needs a GPU
 	touch $@
