@@ -125,7 +125,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "83d6cb0c0d2f9896"
+LAYOUT_FINGERPRINT = "65060ca8e10801a4"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 
 
@@ -1156,7 +1156,17 @@ class GqaLayout:
         """
         with _Inputs(config, choices) as read:
             num_layers = read.config("num_hidden_layers", kind=_integer())
-            draft_layers = read.config("num_nextn_predict_layers", "num_mtp_modules", kind=_integer(), default=0)
+            draft_layers = read.config(
+                "num_nextn_predict_layers",
+                _Derived(
+                    "num_mtp_modules * mtp_transformer_layers",
+                    ("mtp_transformer_layers", "num_mtp_modules"),
+                    lambda mtp_transformer_layers, num_mtp_modules: num_mtp_modules * mtp_transformer_layers,
+                ),
+                "num_mtp_modules",
+                kind=_integer(),
+                default=0,
+            )
             num_key_value_heads = read.config("num_key_value_heads", "num_attention_heads", kind=_integer(minimum=1))
             head_dim = read.config(
                 "head_dim",

@@ -2,74 +2,205 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import groupby
-from types import ModuleType
 from typing import Any
 
+from kvgen.causes import Causes, causes_of
+from kvgen.deployment import UNBOUNDED, Deployment, Pool, Stage
 from kvgen.evaluate import is_split, memory_of, pages_of, readers_of
-from kvgen.text import ending, runs, wrap
+from kvgen.text import runs
 
 ALLOCATOR_STEP = 2 * 2**20  # CUDA's caching allocator rounds large tensors up to this
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A layout priced for a number of tokens, with the memory it was asked to fit into, if any.
+    """A deployment priced for a number of tokens and requests, with the memory of each device, if it was asked about.
 
-    Where nothing grows with tokens, `unbounded` is true and the price is that of 0 tokens, the same as of any other.
+    Tokens or requests that nothing grows with are UNBOUNDED; the price is then that of 0, the same as of any other.
     """
 
-    module: ModuleType
-    layout: Any
+    deployment: Deployment
+    memory: int | None
     tokens: int
     requests: int
-    memory: int | None
-    unbounded: bool = False
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The tokens and requests that are priced."""
+        return tuple(0 if count == UNBOUNDED else count for count in (self.tokens, self.requests))
+
+    @cached_property
+    def limits(self) -> tuple[int | None, ...]:
+        """The tokens that each stage would hold by itself; None without a memory."""
+        if self.memory is None:
+            return (None,) * len(self.deployment.stages)
+        granule, (_, requests) = self.deployment.granule, self.counts
+        return tuple(stage.max_tokens(self.memory, requests, granule) for stage in self.deployment.stages)
+
+    @cached_property
+    def deciding(self) -> int:
+        """The stage that holds the fewest tokens, the dearest of those; without a memory, the dearest of all."""
+        prices = [stage.bytes_for(*self.counts) for stage in self.deployment.stages]
+        return min(range(len(prices)), key=lambda position: (self.limits[position] or 0, -prices[position]))
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that decides."""
+        return self.deployment.stages[self.deciding]
 
     @property
     def total_bytes(self) -> int:
-        return self.module.bytes_for(self.layout, self.tokens, self.requests)
+        """Of the stage that decides."""
+        return self.stage.bytes_for(*self.counts)
+
+    @property
+    def fixed_bytes(self) -> int:
+        return self.stage.bytes_for(0, self.counts[1])
+
+    @property
+    def fits(self) -> bool:
+        return self.memory is None or self.deployment.fits(self.memory, *self.counts)
+
+    @property
+    def context(self) -> int | None:
+        """The longest context that all requests can have at a time; None where there are no requests."""
+        if not 0 < self.requests < UNBOUNDED or self.tokens == UNBOUNDED:
+            return None
+        longest = self.deployment.longest_context(self.tokens, self.requests)
+        return None if longest == UNBOUNDED else longest
 
     @property
     def allocator_bytes(self) -> int:
         """The most that rounding every tensor up to 2 MiB can add; part of no total."""
         return sum(
             -size % ALLOCATOR_STEP * count
-            for buffer in self.layout.buffers
-            if memory_of(buffer) == "device"
-            for size, count in tensors(buffer, self.counts(buffer))
+            for pool in self.stage.pools
+            for buffer in pool.device_buffers
+            for size, count in tensors(buffer, self.sizes(buffer))
         )
 
-    def counts(self, buffer: Any) -> tuple[int, ...]:
+    def sizes(self, buffer: Any) -> tuple[int, ...]:
         """What the sizes of a buffer are functions of: requests only where its module knows of them."""
-        return (self.tokens, self.requests) if hasattr(buffer.space, "slots_per_request") else (self.tokens,)
+        return self.counts if hasattr(buffer.space, "slots_per_request") else self.counts[:1]
 
-    def as_json(self, name: str) -> dict[str, Any]:
-        """The document of `kvgen budget --format json`."""
-        module, layout = self.module, self.layout
-        return {
-            "layout": name,
-            "fingerprint": layout.fingerprint,
-            **inputs_as_json(layout),
-            "bytes_per_token": plain(module.cell_size(layout)),
-            "fixed_bytes": module.bytes_for(layout, 0, self.requests),
-            "tokens": None if self.unbounded else self.tokens,
-            "requests": self.requests,
-            "total_bytes": self.total_bytes,
-            "host_bytes": module.host_bytes_for(layout, self.tokens, self.requests),
-            "memory_bytes": self.memory,
-            "fits": self.memory is None or self.total_bytes <= self.memory,
-            "allocator_rounding_bytes": self.allocator_bytes,
-            "buffers": [self.buffer_as_json(buffer) for buffer in layout.buffers],
+    def causes(self, pool: Pool, buffer: Any) -> Causes:
+        """What the bytes of a buffer are for."""
+        assert pool.compiled.layout is not None
+        written = {page.format: page for page in pool.compiled.layout.pages}
+        return causes_of(buffer, self.sizes(buffer), written)
+
+    def device_causes(self) -> Iterator[tuple[Pool, Any, Causes]]:
+        """Each buffer on the device of the stage that decides, with what its bytes are for."""
+        for pool in self.stage.pools:
+            for buffer in pool.device_buffers:
+                yield pool, buffer, self.causes(pool, buffer)
+
+    @property
+    def total_causes(self) -> Causes:
+        """What all bytes of the stage that decides are for."""
+        return sum((causes for _, _, causes in self.device_causes()), Causes())
+
+    def slots(self, pool: Pool, buffer: Any) -> int:
+        """Slots of a buffer, reserved pages included."""
+        return pool.module.slots(pool.layout, buffer.space.name, *self.counts)
+
+
+def budget_as_json(budgets: tuple[Budget, ...]) -> dict[str, Any]:
+    """The document of `kvgen budget --format json`: the first budget in detail, and what each memory holds.
+
+    Where there are stages, all but `stages` and `capacities` is about the one that decides.
+    """
+    budget = budgets[0]
+    target, *drafts = budget.stage.pools
+    return {
+        **identity_as_json(target),
+        "bytes_per_token": plain(budget.stage.cell_size),
+        "granule": budget.deployment.granule,
+        "fixed_bytes": budget.fixed_bytes,
+        "tokens": bounded(budget.tokens),
+        "requests": bounded(budget.requests),
+        "context_tokens": budget.context,
+        "total_bytes": budget.total_bytes,
+        "host_bytes": budget.stage.host_bytes_for(*budget.counts),
+        "memory_bytes": budget.memory,
+        "fits": budget.fits,
+        "allocator_rounding_bytes": budget.allocator_bytes,
+        "causes": budget.total_causes.as_dict(),
+        "buffers": buffers_as_json(budget, target),
+        "drafts": [pool_as_json(budget, pool) for pool in drafts],
+        "stages": [stage_as_json(budget, position) for position in range(len(budget.deployment.stages))],
+        "capacities": [capacity_as_json(each) for each in budgets if each.memory is not None],
+    }
+
+
+def identity_as_json(pool: Pool) -> dict[str, Any]:
+    """Which layout it is, and what decided it."""
+    return {"layout": pool.name, "fingerprint": pool.layout.fingerprint, **inputs_as_json(pool.layout)}
+
+
+def pool_as_json(budget: Budget, pool: Pool) -> dict[str, Any]:
+    """A pool that shares a device with another."""
+    return {
+        **identity_as_json(pool),
+        "bytes_per_token": plain(pool.cell_size),
+        "fixed_bytes": pool.bytes_for(0, budget.counts[1]),
+        "total_bytes": pool.bytes_for(*budget.counts),
+        "host_bytes": pool.host_bytes_for(*budget.counts),
+        "buffers": buffers_as_json(budget, pool),
+    }
+
+
+def buffers_as_json(budget: Budget, pool: Pool) -> list[dict[str, Any]]:
+    """The buffers of a pool with their slots and bytes."""
+    return [
+        buffer_as_json(pool.layout, buffer)
+        | {
+            "slots": budget.slots(pool, buffer),
+            "bytes": buffer.num_bytes(*budget.sizes(buffer)),
+            "causes": budget.causes(pool, buffer).as_dict(),
         }
+        for buffer in pool.layout.buffers
+    ]
 
-    def buffer_as_json(self, buffer: Any) -> dict[str, Any]:
-        """A buffer with its slots and bytes."""
-        slots = self.module.slots(self.layout, buffer.space.name, self.tokens, self.requests)
-        return buffer_as_json(self.layout, buffer) | {"slots": slots, "bytes": buffer.num_bytes(*self.counts(buffer))}
+
+def stage_as_json(budget: Budget, position: int) -> dict[str, Any]:
+    """A stage, with the tokens that it would hold by itself and its price for those that all hold."""
+    stage = budget.deployment.stages[position]
+    target = stage.pools[0].layout
+    return {
+        "start_layer": target.start_layer,
+        "end_layer": target.end_layer,
+        "layers": [list(pool.layout.held) for pool in stage.pools],
+        "bytes_per_token": plain(stage.cell_size),
+        "fixed_bytes": stage.bytes_for(0, budget.counts[1]),
+        "tokens": bounded(budget.limits[position]),
+        "total_bytes": stage.bytes_for(*budget.counts),
+        "host_bytes": stage.host_bytes_for(*budget.counts),
+        "decides": position == budget.deciding,
+    }
+
+
+def capacity_as_json(budget: Budget) -> dict[str, Any]:
+    """What a memory holds."""
+    return {
+        "memory_bytes": budget.memory,
+        "tokens": bounded(budget.tokens),
+        "requests": bounded(budget.requests),
+        "context_tokens": budget.context,
+        "total_bytes": budget.total_bytes,
+        "fits": budget.fits,
+        "stage": budget.deciding,
+    }
+
+
+def bounded(count: int | None) -> int | None:
+    """A count; None where it has no bound."""
+    return None if count == UNBOUNDED else count
 
 
 def tensors(buffer: Any, counts: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -119,79 +250,6 @@ def buffer_as_json(layout: Any, buffer: Any) -> dict[str, Any]:
     }
 
 
-def render(budget: Budget, name: str) -> str:
-    """The budget as a table, in at most 100 columns."""
-    module, layout = budget.module, budget.layout
-    choices = ", ".join(f"{key} {shown(value)}" for key, value in layout.choices.items())
-    lines = [*_wrapped(f"{name}: ", choices, margin=""), ""]
-    tokens = "unbounded" if budget.unbounded else f"{budget.tokens:,}"
-    if budget.memory is not None:
-        lines.append(f"  memory           {budget.memory:>19,} bytes  {in_units(budget.memory)}")
-    lines += [
-        f"  tokens           {tokens:>19}        a multiple of {layout.granule:,}",
-        f"  bytes per token  {shown(module.cell_size(layout)):>19}",
-        f"  fixed            {module.bytes_for(layout, 0, budget.requests):>19,} bytes  {_fixed(budget)}",
-        f"  total            {budget.total_bytes:>19,} bytes  {in_units(budget.total_bytes)}",
-    ]
-    if budget.memory is not None:
-        left = budget.memory - budget.total_bytes
-        lines.append(f"  {'left ' if left >= 0 else 'short'}            {abs(left):>19,} bytes")
-    host = module.host_bytes_for(layout, budget.tokens, budget.requests)
-    if host:
-        lines.append(f"  on the host      {host:>19,} bytes  {in_units(host)}, not in the total")
-    lines += [
-        f"  allocator        {budget.allocator_bytes:>19,} bytes  at most, from rounding tensors to 2 MiB; in no total",
-        "",
-    ]
-    lines += _buffer_table(budget)
-    readers = [f"{buffer.name}: {text}" for buffer in layout.buffers if (text := readers_text(buffer))]
-    lines += [""] if readers else []
-    for position, text in enumerate(readers):
-        lines += _wrapped("          " if position else "readers   ", text)
-    used = ", ".join(f"{key} {_short(value)}" for key, value in layout.config_used.items())
-    defaults = ", ".join(f"{key} {_short(value)}" for key, value in layout.defaults_used.items())
-    lines += ["", *_wrapped("config    ", used or "nothing")]
-    if defaults:
-        lines += _wrapped("defaults  ", defaults)
-    return "\n".join(lines) + "\n"
-
-
-def _fixed(budget: Budget) -> str:
-    """What the fixed bytes are for."""
-    if not budget.requests:
-        return "reserved pages"
-    return f"reserved pages and {budget.requests:,} request{ending(budget.requests)}"
-
-
-def _buffer_table(budget: Budget) -> list[str]:
-    rows = [("buffer", "space", "layers", "slot bytes", "page bytes", "slots", "bytes")]
-    for buffer in budget.layout.buffers:
-        if not buffer.layers:
-            continue
-        row = budget.buffer_as_json(buffer)
-        host = " (host)" if row["memory"] == "host" else ""
-        numbers = [row["slots"], row["bytes"]]
-        rows.append(
-            (
-                f"{row['name']}{host}",
-                row["space"],
-                str(len(buffer.layers)),
-                _varied(row["slot_bytes"]),
-                _varied(row["page_bytes"]),
-                *(f"{number:,}" for number in numbers),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  "
-        + "  ".join(
-            f"{cell:<{width}}" if column < 2 else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
 def readers_text(buffer: Any) -> str:
     """Which layers read which owner's bytes, owner by owner; nothing where each layer has its own."""
     parts = []
@@ -201,10 +259,6 @@ def readers_text(buffer: Any) -> str:
     return "; ".join(parts)
 
 
-def _varied(value: object) -> str:
-    return "by layer" if isinstance(value, list) else shown(value)
-
-
 def shown(value: object) -> str:
     """A value as a person writes it."""
     if isinstance(value, bool):
@@ -212,22 +266,3 @@ def shown(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
-
-
-def _short(value: object) -> str:
-    text = json.dumps(plain(value)) if not isinstance(value, str) else value
-    return text if len(text) <= 40 else f"[{len(value)} values]" if isinstance(value, list) else f"{text[:37]}..."
-
-
-def in_units(number: int) -> str:
-    """Bytes in the largest unit of which there is one, rounded down."""
-    power = min(max(number.bit_length() - 1, 0) // 10, 4)
-    if power == 0:
-        return "under 1 KiB"
-    hundredths = number * 100 // 2 ** (10 * power)
-    return f"{hundredths // 100:,}.{hundredths % 100:02} {'KMGT'[power - 1]}iB"
-
-
-def _wrapped(title: str, text: str, margin: str = "  ") -> list[str]:
-    """A list of facts behind its title, later lines below the first fact."""
-    return wrap(text, margin + title, " " * len(margin + title))

@@ -19,7 +19,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
@@ -42,6 +42,8 @@ from kvgen.source import MAX_BYTES
 
 if TYPE_CHECKING:
     from kvgen.compile import Compiled
+    from kvgen.deployment import Deployment
+    from kvgen.side import Side
     from kvgen.spec import Parameter
 
 CODES = {
@@ -165,9 +167,17 @@ def _parser() -> _Parser:
     budget.add_argument("--config", metavar="FILE", required=True, help="a config.json")
     _add_set(budget)
     amount = budget.add_mutually_exclusive_group(required=True)
-    amount.add_argument("--memory", metavar="SIZE", help="as many tokens as fit, such as 80GiB or 8589934592")
+    help = "as many tokens as fit into a device's, such as 80GiB or 8589934592; may be repeated"
+    amount.add_argument("--memory", dest="memories", action="append", metavar="SIZE", help=help)
     amount.add_argument("--tokens", metavar="N", help="this many tokens")
-    budget.add_argument("--requests", metavar="N", default="0", help="requests at a time, where they cost; default: 0")
+    people = budget.add_mutually_exclusive_group()
+    help = "requests at a time: what they cost, and the longest context of each; default: 0"
+    people.add_argument("--requests", metavar="N", help=help)
+    people.add_argument("--context", metavar="N", help="as many requests as fit, with so many tokens each")
+    help = "stages of a pipeline, a device for each: their number, or the layers of each, as in 20,20,21"
+    budget.add_argument("--pp", metavar="N", help=help)
+    help = "a draft model on the same device (the last stage's), as SPEC[,config=FILE][,K=V]...; may be repeated"
+    budget.add_argument("--draft", dest="drafts", action="append", default=[], metavar="SIDE", help=help)
     budget.add_argument("--format", **formats)
     budget.set_defaults(run=_budget)
 
@@ -333,36 +343,94 @@ def _explain(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
 
 
 def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
-    from kvgen.budget import Budget, render
+    from kvgen.budget import Budget, budget_as_json
+    from kvgen.budget_text import render
 
-    memory = None if arguments.memory is None else size_in_bytes(arguments.memory)
+    memories = {text: size_in_bytes(text) for text in arguments.memories or ()}
     tokens = None if arguments.tokens is None else _count(arguments.tokens, "--tokens")
-    requests = _count(arguments.requests, "--requests")
-    if arguments.spec is None:
-        compiled, layout = _pick(arguments.config, arguments.choices)
+    requests = None if arguments.requests is None else _count(arguments.requests, "--requests")
+    context = None if arguments.context is None else _count(arguments.context, "--context", least=1)
+    deployment, warnings = _deployment(arguments, stdin)
+    if tokens is None:
+        found = {text: deployment.most_in(memory, requests, context) for text, memory in memories.items()}
+        budgets = tuple(Budget(deployment, memories[text], *counts) for text, counts in found.items())
     else:
-        compiled = _compile_layout(arguments.spec, stdin)
-        layout = _resolve(compiled, arguments.config, arguments.choices)
-    module = compiled.namespace
-    warnings = _unknown_fields(compiled, arguments.config)
-    if memory is not None:
-        tokens = module.max_tokens(layout, memory, requests)
-        if module.bytes_for(layout, 0, requests) > memory:
-            message = f"`{printable(arguments.memory)}` does not hold what is fixed, not to speak of tokens"
+        try:
+            deployment.check(tokens)
+        except ValueError as error:
+            raise usage(str(error)) from None
+        if context is not None:
+            requests = deployment.requests_in(tokens, context)
+        budgets = (Budget(deployment, None, tokens, requests or 0),)
+    for text, budget in zip(memories, budgets, strict=False):
+        if not budget.fits:
+            message = f"`{printable(text)}` does not hold what is fixed, not to speak of tokens"
             warnings.append(Problem("KV404", message, Label(NOWHERE), severity=Severity.WARNING))
-    unbounded = tokens == module.UNBOUNDED
-    tokens = 0 if unbounded else tokens
-    try:
-        module.bytes_for(layout, tokens, requests)
-    except ValueError as error:
-        raise usage(str(error)) from None
-    budget = Budget(module, layout, tokens, requests, memory, unbounded)
     if arguments.format == "json":
-        _print_json(budget.as_json(compiled.layout.name) | {"problems": render_json(sort_problems(warnings))}, stdout)
+        _print_json(budget_as_json(budgets) | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:
         _report(warnings, {}, arguments.format, stdout, stderr)
-        stdout.write(render(budget, compiled.layout.name))
+        stdout.write(render(budgets))
     return 0
+
+
+def _deployment(arguments: argparse.Namespace, stdin: IO[bytes]) -> tuple[Deployment, list[Problem]]:
+    """The stages of `--pp`, with the pools of `--draft` on the last one, and what is to be said of their configs."""
+    from kvgen.deployment import Deployment, Pool, Stage
+
+    target = Side(arguments.spec, arguments.config, tuple(arguments.choices))
+    compiled, layout = _layout_of(target, stdin)
+    layouts = [layout] if arguments.pp is None else _stages(arguments.pp, compiled, target)
+    warnings = _unknown_fields(compiled, arguments.config)
+    drafts = []
+    for side in (_draft(text, arguments.config) for text in arguments.drafts):
+        drafts.append(Pool(*_layout_of(side, stdin, "--draft ")))
+        warnings += _unknown_fields(drafts[-1].compiled, side.config)
+    stages = [(Pool(compiled, layout),) for layout in layouts]
+    return Deployment(tuple(map(Stage, (*stages[:-1], (*stages[-1], *drafts))))), list(dict.fromkeys(warnings))
+
+
+def _layout_of(side: Side, stdin: IO[bytes], flag: str = SET) -> tuple[Compiled, Any]:
+    """A compiled spec, and its layout of a config and choices."""
+    if side.spec is None:
+        return _pick(str(side.config), side.settings, flag)
+    compiled = _compile_layout(side.spec, stdin)
+    return compiled, _resolve(compiled, str(side.config), side.settings, flag)
+
+
+def _draft(text: str, config: str) -> Side:
+    """A draft model; without a config of its own, it has the target's."""
+    try:
+        side = parse_side(text)
+    except SideError as error:
+        raise usage(f"--draft: {error}", FORM) from None
+    return side if side.config is not None else replace(side, config=config)
+
+
+def _stages(text: str, compiled: Compiled, target: Side) -> list[Any]:
+    """The layout of each stage of a pipeline. The draft layers of the model are on the last one."""
+    from kvgen.deployment import even_split
+
+    for setting in target.settings:
+        if setting.partition("=")[0] in ("start_layer", "end_layer"):
+            raise usage(f"--pp {text}: it sets start_layer and end_layer: leave out `--set {setting}`")
+    numbers = [_count(part, f"--pp {text}") for part in text.split(",")]
+    roles = [setting for setting in target.settings if setting.partition("=")[0] != "role"]
+    body = len(_resolve(compiled, target.config, [*roles, "role=target"]).held)
+    layers = f"the model has {body} layer{'' if body == 1 else 's'}"
+    if len(numbers) > 1:
+        if sum(numbers) != body:
+            raise usage(f"--pp {text}: the stages have {sum(numbers)} layers, and {layers}")
+    elif not 1 <= numbers[0] <= body:
+        raise usage(f"--pp {text}: expected 1 to {body} stages: {layers}" if body else f"--pp {text}: {layers}")
+    counts = numbers if len(numbers) > 1 else even_split(body, numbers[0])
+    bounds = [sum(counts[:stage]) for stage in range(len(counts))]
+    stages = [*zip(bounds, bounds[1:], strict=False), (bounds[-1], None)]
+    found = []
+    for start, end in stages:
+        cut = [f"start_layer={start}", *([] if end is None else [f"end_layer={end}"])]
+        found.append(_resolve(compiled, target.config, [*target.settings, *cut]))
+    return found
 
 
 def _compare(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
@@ -717,9 +785,9 @@ def _no(text: str) -> NoReturn:
     raise ValueError(text)
 
 
-def _count(text: str, what: str) -> int:
-    if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
-        raise usage(f"{what}: expected an integer of at least 0, found `{printable(text)}`")
+def _count(text: str, what: str, least: int = 0) -> int:
+    if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or int(text) < least:
+        raise usage(f"{what}: expected an integer of at least {least}, found `{printable(text)}`")
     return int(text)
 
 

@@ -12,7 +12,8 @@ from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
-from kvgen.budget import buffer_as_json, in_units, plain, shown
+from kvgen.budget import buffer_as_json, plain, shown
+from kvgen.budget_text import in_units
 from kvgen.evaluate import is_split, memory_of, pages_of
 from kvgen.explain import field_text, space_text, statements
 from kvgen.layout import Layout

@@ -718,6 +718,13 @@ def test_budget_document() -> None:
     step = 2 * 2**20
     kv_tensor, index_tensor = kv_page * (granules + 1), index_page * (4 * granules + 1)
     assert (per_token, tokens) == (92_352, 930_048)
+
+    def causes(data: int, scales: int, reserved: int) -> dict[str, int]:
+        return {"data": data, "scales": scales, "alignment": 0, "page_padding": 0, "reserved": reserved}
+
+    kv = causes(78 * tokens * 640, 78 * tokens * 16, 78 * kv_page)
+    index = causes(78 * 4 * tokens * 128, 78 * 4 * tokens * 4, 78 * index_page)
+    host = causes(4 * kv["data"], 4 * kv["scales"], kv["reserved"])
     assert done.document == {
         "layout": "glm_dsa",
         "fingerprint": fingerprint,
@@ -741,14 +748,17 @@ def test_budget_document() -> None:
         },
         "defaults_used": {"index_kpool": 1, "cli_factor": 1, "index_topk_pattern": None},
         "bytes_per_token": 92_352,
+        "granule": 64,
         "fixed_bytes": fixed,
         "tokens": tokens,
         "requests": 0,
+        "context_tokens": None,
         "total_bytes": fixed + tokens * per_token,
         "host_bytes": 78 * kv_page * (4 * granules + 1),
         "memory_bytes": 80 * 2**30,
         "fits": True,
         "allocator_rounding_bytes": 78 * (-kv_tensor % step + -index_tensor % step),
+        "causes": {name: number + index[name] for name, number in kv.items()},
         "buffers": [
             {
                 "name": "kv",
@@ -763,6 +773,7 @@ def test_budget_document() -> None:
                 "bytes_per_token": 78 * 656,
                 "slots": tokens + 64,
                 "bytes": 78 * kv_tensor,
+                "causes": kv,
             },
             {
                 "name": "kv_draft",
@@ -777,6 +788,7 @@ def test_budget_document() -> None:
                 "bytes_per_token": 0,
                 "slots": 4 * tokens + 64,
                 "bytes": 0,
+                "causes": causes(0, 0, 0),
             },
             {
                 "name": "index_k",
@@ -791,6 +803,7 @@ def test_budget_document() -> None:
                 "bytes_per_token": 4 * 78 * 132,
                 "slots": 4 * tokens + 64,
                 "bytes": 78 * index_tensor,
+                "causes": index,
             },
             {
                 "name": "kv_host",
@@ -805,7 +818,33 @@ def test_budget_document() -> None:
                 "bytes_per_token": 4 * 78 * 656,
                 "slots": 4 * tokens + 64,
                 "bytes": 78 * kv_page * (4 * granules + 1),
+                "causes": host,
             },
+        ],
+        "drafts": [],
+        "stages": [
+            {
+                "start_layer": 0,
+                "end_layer": 79,
+                "layers": [layers],
+                "bytes_per_token": 92_352,
+                "fixed_bytes": fixed,
+                "tokens": tokens,
+                "total_bytes": fixed + tokens * per_token,
+                "host_bytes": 78 * kv_page * (4 * granules + 1),
+                "decides": True,
+            }
+        ],
+        "capacities": [
+            {
+                "memory_bytes": 80 * 2**30,
+                "tokens": tokens,
+                "requests": 0,
+                "context_tokens": None,
+                "total_bytes": fixed + tokens * per_token,
+                "fits": True,
+                "stage": 0,
+            }
         ],
         "problems": [],
     }

@@ -128,7 +128,8 @@ def test_specs_say_it_of_accepted_layouts() -> None:
     file = config(**DEEPSEEK_V3, sliding_window=4096)
     status, out, err = kvgen("specs", "--config", file)
     assert (status, err) == (0, "")
-    assert out.endswith("  - warning: `sliding_window` is 4096, and the layout mla does not know the field\n")
+    mla = out[out.index("\nmla: yes\n") : out.index("\nshared_kv: no\n") + 1]
+    assert mla.endswith("  - warning: `sliding_window` is 4096, and the layout mla does not know the field\n")
     assert out.count("warning") == 1
     entries = {
         entry["layout"]: entry for entry in json.loads(kvgen("specs", "--config", file, "--format", "json")[1])["specs"]

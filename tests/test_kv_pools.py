@@ -220,7 +220,7 @@ def test_codes_are_stored_as_they_are() -> None:
         (
             "fp8",
             torch.ones(1).double(),
-            "k_scale must be a number above 0 or float32 with one element, not float64 [1]",
+            "k_scale must be a number above 0 or float32 with one element, not float64 [1] on cpu",
         ),
         ("nvfp4", torch.ones(1, device="meta"), "k_scale must be on cpu, not on meta"),
     ],

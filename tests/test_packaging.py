@@ -167,6 +167,7 @@ def test_wheel_and_editable_install_know_the_shipped_layouts(
         "gqa",
         "hybrid_swa",
         "mla",
+        "shared_kv",
     ]
     config = ROOT / "tests" / "data" / "configs" / "kimi-k2.5.json"
     assert "70,272" in from_wheel.kvgen("budget", "--config", config, "--tokens", "64", cwd=tmp_path)

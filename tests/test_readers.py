@@ -557,7 +557,7 @@ def shown(command: str, *words: str, path: Path) -> str:
 def test_a_budget_tells_readers(tmp_path: Path) -> None:
     text = shown("budget", "--tokens", "1600", path=tmp_path)
     assert (
-        "\n\n  readers   kv_full: 24, 29, 34 read 19\n            kv_swa: 20-23, 25-28, 30-33 read 18\n\n  config "
+        "\n\n  readers   kv_full: 24, 29, 34 read 19\n            kv_swa: 20-23, 25-28, 30-33 read 18\n\n  by cause "
         in text
     )
     assert "read" not in shown("budget", "--tokens", "1600", "--set", "end_layer=20", path=tmp_path)
