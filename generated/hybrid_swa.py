@@ -118,6 +118,7 @@ import json
 import math
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -128,6 +129,19 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "1d80bb10c4bb423e"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
+ITEM_BYTES = {
+    "bf16": 2,
+    "e2m1": 1,
+    "e4m3": 1,
+    "e5m2": 1,
+    "e8m0": 1,
+    "f16": 2,
+    "f32": 4,
+    "i32": 4,
+    "i64": 8,
+    "i8": 1,
+    "u8": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -2058,6 +2072,8 @@ def _coded_k(x, scale, NATIVE: tl.constexpr):
     do_not_specialize_on_alignment=["slots_ptr"],
 )
 def _store_bf16_nhd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2067,8 +2083,6 @@ def _store_bf16_nhd_kernel(
     k_stride,
     v_ptr,
     v_stride,
-    k_memory_ptr,
-    v_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2112,6 +2126,8 @@ def _store_bf16_nhd_kernel(
     do_not_specialize_on_alignment=["slots_ptr"],
 )
 def _store_bf16_hnd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2121,8 +2137,6 @@ def _store_bf16_hnd_kernel(
     k_stride,
     v_ptr,
     v_stride,
-    k_memory_ptr,
-    v_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2168,6 +2182,8 @@ def _store_bf16_hnd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _store_fp8_nhd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2179,8 +2195,6 @@ def _store_fp8_nhd_kernel(
     v_stride,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    v_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2221,6 +2235,8 @@ def _store_fp8_nhd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _store_fp8_hnd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2232,8 +2248,6 @@ def _store_fp8_hnd_kernel(
     v_stride,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    v_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2282,6 +2296,10 @@ def _store_fp8_hnd_kernel(
     do_not_specialize_on_alignment=["slots_ptr"],
 )
 def _store_int8_nhd_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2291,10 +2309,6 @@ def _store_int8_nhd_kernel(
     k_stride,
     v_ptr,
     v_stride,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2358,6 +2372,10 @@ def _store_int8_nhd_kernel(
     do_not_specialize_on_alignment=["slots_ptr"],
 )
 def _store_int8_hnd_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2367,10 +2385,6 @@ def _store_int8_hnd_kernel(
     k_stride,
     v_ptr,
     v_stride,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2442,6 +2456,10 @@ def _store_int8_hnd_kernel(
     do_not_specialize_on_alignment=["slots_ptr"],
 )
 def _store_mxfp8_atom_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
+    k_scale_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2451,10 +2469,6 @@ def _store_mxfp8_atom_kernel(
     k_stride,
     v_ptr,
     v_stride,
-    k_memory_ptr,
-    v_memory_ptr,
-    k_scale_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2531,6 +2545,10 @@ def _store_mxfp8_atom_kernel(
     do_not_specialize_on_alignment=["slots_ptr"],
 )
 def _store_mxfp8_nhd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
+    k_scale_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2540,10 +2558,6 @@ def _store_mxfp8_nhd_kernel(
     k_stride,
     v_ptr,
     v_stride,
-    k_memory_ptr,
-    v_memory_ptr,
-    k_scale_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2604,6 +2618,10 @@ def _store_mxfp8_nhd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _store_nvfp4_nhd_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2615,10 +2633,6 @@ def _store_nvfp4_nhd_kernel(
     v_stride,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2685,6 +2699,10 @@ def _store_nvfp4_nhd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _store_nvfp4_hnd_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2696,10 +2714,6 @@ def _store_nvfp4_hnd_kernel(
     v_stride,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2784,6 +2798,10 @@ def _store_nvfp4_hnd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _store_nvfp4_swizzled_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -2795,10 +2813,6 @@ def _store_nvfp4_swizzled_kernel(
     v_stride,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2883,14 +2897,14 @@ def _store_nvfp4_swizzled_kernel(
 
 @triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
 def _load_bf16_nhd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
     num_slots,
     k_ptr,
     v_ptr,
-    k_memory_ptr,
-    v_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -2940,14 +2954,14 @@ def _load_bf16_nhd_kernel(
 
 @triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
 def _load_bf16_hnd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
     num_slots,
     k_ptr,
     v_ptr,
-    k_memory_ptr,
-    v_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -3002,6 +3016,8 @@ def _load_bf16_hnd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _load_fp8_nhd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -3010,8 +3026,6 @@ def _load_fp8_nhd_kernel(
     v_ptr,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    v_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -3054,6 +3068,8 @@ def _load_fp8_nhd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _load_fp8_hnd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -3062,8 +3078,6 @@ def _load_fp8_hnd_kernel(
     v_ptr,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    v_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -3115,16 +3129,16 @@ def _load_fp8_hnd_kernel(
 
 @triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
 def _load_int8_nhd_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
     num_slots,
     k_ptr,
     v_ptr,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -3198,16 +3212,16 @@ def _load_int8_nhd_kernel(
 
 @triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
 def _load_int8_hnd_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
     num_slots,
     k_ptr,
     v_ptr,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -3281,16 +3295,16 @@ def _load_int8_hnd_kernel(
 
 @triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
 def _load_mxfp8_atom_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
+    k_scale_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
     num_slots,
     k_ptr,
     v_ptr,
-    k_memory_ptr,
-    v_memory_ptr,
-    k_scale_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -3380,16 +3394,16 @@ def _load_mxfp8_atom_kernel(
 
 @triton.jit(do_not_specialize=["slots_stride", "count", "num_slots"], do_not_specialize_on_alignment=["slots_ptr"])
 def _load_mxfp8_nhd_kernel(
+    k_memory_ptr,
+    v_memory_ptr,
+    k_scale_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
     num_slots,
     k_ptr,
     v_ptr,
-    k_memory_ptr,
-    v_memory_ptr,
-    k_scale_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -3466,6 +3480,10 @@ def _load_mxfp8_nhd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _load_nvfp4_nhd_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -3474,10 +3492,6 @@ def _load_nvfp4_nhd_kernel(
     v_ptr,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -3564,6 +3578,10 @@ def _load_nvfp4_nhd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _load_nvfp4_hnd_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -3572,10 +3590,6 @@ def _load_nvfp4_hnd_kernel(
     v_ptr,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -3674,6 +3688,10 @@ def _load_nvfp4_hnd_kernel(
     do_not_specialize_on_alignment=["slots_ptr", "k_given_ptr", "v_given_ptr"],
 )
 def _load_nvfp4_swizzled_kernel(
+    k_memory_ptr,
+    k_scale_memory_ptr,
+    v_memory_ptr,
+    v_scale_memory_ptr,
     slots_ptr,
     slots_stride,
     count,
@@ -3682,10 +3700,6 @@ def _load_nvfp4_swizzled_kernel(
     v_ptr,
     k_given_ptr,
     v_given_ptr,
-    k_memory_ptr,
-    k_scale_memory_ptr,
-    v_memory_ptr,
-    v_scale_memory_ptr,
     PAGE_SLOTS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -4130,6 +4144,9 @@ _GIVEN_SCALES = {
 }  # arguments of stores and loads, by format
 
 
+_TESTED_WITH = {"torch": "2.13", "triton": "3.9"}
+_CAN_RELAUNCH = triton.__version__.startswith(f"{_TESTED_WITH['triton']}.")  # others may launch in another way
+_HERE = nullcontext()
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 
@@ -4190,6 +4207,25 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class _Kernel:
+    """A kernel, what it is given beside its arguments, and what was compiled of it.
+
+    Rows of values lie at multiples of 16, other numbers and pointers are not specialised: dtypes alone tell what is
+    compiled apart.
+    """
+
+    kernel: Any
+    memories: tuple[torch.Tensor, ...]  # its first arguments
+    constants: dict[str, Any]  # its last, in order
+    warps: int
+    compiled: dict[tuple[torch.dtype, ...], Any]  # by the dtypes of the tensors between them
+
+    def grid(self, tokens: int) -> tuple[int]:
+        """Programs for so many tokens."""
+        return (-(-tokens // self.constants["TOKENS"]),)
+
+
+@dataclass(frozen=True, eq=False)
 class _Entry:
     """A tensor of the pool, an entry of its pointer table."""
 
@@ -4210,6 +4246,7 @@ class _Owned:
     page: Page
     tensors: tuple[torch.Tensor, ...]
     views: dict[Record, torch.Tensor]  # of every slot, by the records of the page
+    kernels: dict[str, _Kernel]  # those that were launched
 
     @property
     def planes(self) -> dict[str, torch.Tensor]:
@@ -4269,10 +4306,12 @@ class HybridSwaPool:
         self.backend = backend
         on_host = self.device.type in ("cpu", "meta")
         self._triton = backend == "triton" or (backend == "auto" and not on_host)
-        if self._triton and self.device.type == "cpu" and not _can_launch_on_cpu():
-            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported")
-        self._native = self._triton and _casts_to_e4m3(self.device)
-        self._tokens = 4 if isinstance(_pack_kernel, triton.JITFunction) else 64  # of a program; interpreted, many
+        target = self._target() if self._triton else None
+        self._threads = target.warp_size if target else 0  # of a warp
+        self._tokens = self._threads // 8 or 64  # of a program that copies; interpreted, many
+        self._native = target is not None and _casts_to_e4m3(target)
+        self._kernels: dict[str, _Kernel] = {}  # over all entries
+        self._has_copied = False  # rows that do not lie at multiples of 16
         self._allocate = allocate
         self._device_buffers = layout.buffers
         self._spaces = tuple({buffer.space.name: buffer.space for buffer in self._device_buffers}.values())
@@ -4295,7 +4334,7 @@ class HybridSwaPool:
                     self._entries.append(_Entry(name, buffer.space, layer, page, memory, views, plane))
                     tensors.append(memory)
                     all_views |= zip(page.records_in(plane), views.values(), strict=True)
-                self._owned_of[buffer.name, layer] = _Owned(buffer.space, page, tuple(tensors), all_views)
+                self._owned_of[buffer.name, layer] = _Owned(buffer.space, page, tuple(tensors), all_views, {})
         names = list(dict.fromkeys(entry.name for entry in self._entries))
         self._entries.sort(key=lambda entry: names.index(entry.name))
         self._records, self._page_records, self._spans = self._geometry()
@@ -4303,6 +4342,20 @@ class HybridSwaPool:
         if self._triton:
             pointers = [_address(entry.memory) for entry in self._entries]
             self._table = torch.tensor(pointers, dtype=torch.int64, device=self.device)
+
+    def _target(self) -> Any:
+        """What Triton compiles for: backend, arch and threads of a warp. None where kernels are interpreted."""
+        if self.device.type == "meta" or not isinstance(_pack_kernel, triton.JITFunction):
+            return None
+        try:
+            with self._launching():
+                target = triton.runtime.driver.active.get_current_target()
+        except RuntimeError:
+            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported") from None
+        if target.backend == "cuda" and target.arch < 80:
+            have = f"{target.arch // 10}.{target.arch % 10}"
+            raise ValueError(f"kernels are for compute capability 8.0 and later, and that of {self.device} is {have}")
+        return target
 
     def _memory(self, name: str, layer: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 zeros [num_pages, page_bytes]."""
@@ -4593,8 +4646,8 @@ class HybridSwaPool:
         elif len(slots):
             strided = (argument for rows in values for argument in (rows, rows.stride(0)))
             bounds = (len(slots), first_slot, num_slots)
-            grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, entry, slots, slots.stride(0), *bounds, *strided, *scales)
+            own = self._kernel(kernel, entry)
+            self._launch(own, own.grid(len(slots)), slots, slots.stride(0), *bounds, *strided, *scales)
 
     def _load(
         self,
@@ -4614,18 +4667,25 @@ class HybridSwaPool:
         shapes = zip(numbers, dtypes, strict=True)
         outputs = tuple(self._none.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
         if len(slots):
-            grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs, *scales)
+            own, bounds = self._kernel(kernel, entry), (len(slots), num_slots)
+            self._launch(own, own.grid(len(slots)), slots, slots.stride(0), *bounds, *outputs, *scales)
         return outputs
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], entry: _Owned, *arguments: Any) -> None:
-        """Launch a kernel on the memory of an entry, with those constants that it has."""
-        constants = {"TOKENS": self._tokens, "NATIVE": self._native, **entry.page.constants}
-        for name, memory in entry.planes.items():
-            constants |= {f"{name}_memory_ptr": memory, f"{name.upper()}_PAGE_BYTES": memory.stride(0)}
-        own = {name: value for name, value in constants.items() if name in kernel.arg_names}
-        with self._launching():
-            kernel[grid](*arguments, **own, enable_fp_fusion=False)
+    def _kernel(self, kernel: Any, entry: _Owned) -> _Kernel:
+        """A kernel for the memory of an entry, with those constants that it has."""
+        if kernel.__name__ not in entry.kernels:
+            tokens, warps = _shape(entry.page, self._threads) if self._threads else (self._tokens, 1)
+            constants = {"TOKENS": tokens, "NATIVE": self._native, **entry.page.constants}
+            memories = {f"{name}_memory_ptr": memory for name, memory in entry.planes.items()}
+            constants |= {f"{name.upper()}_PAGE_BYTES": memory.stride(0) for name, memory in entry.planes.items()}
+            entry.kernels[kernel.__name__] = _Kernel(
+                kernel,
+                tuple(memories[name] for name in kernel.arg_names if name in memories),
+                {name: constants[name] for name in kernel.arg_names if name in constants},
+                warps,
+                {},
+            )
+        return entry.kernels[kernel.__name__]
 
     def move_kv_cache(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
         """Copy slots to other slots in every buffer of every layer, as if all reads came first.
@@ -4737,7 +4797,8 @@ class HybridSwaPool:
         num_pages = [self._num_pages(space) for space in self._spaces]
         if self._triton:
             first = (self._table,)
-            self._launch_all(_clear_kernel, first, numbers, num_pages, 1, SPANS=self._spans, COLUMNS=1024)
+            constants = {"SPANS": self._spans, "COLUMNS": 512 * self._tokens}
+            self._launch_all(_clear_kernel, first, numbers, num_pages, constants, step=1, warps=4)
             return
         for span in self._spans:
             inside = numbers[self._spaces[span.space].name].long()
@@ -4831,9 +4892,12 @@ class HybridSwaPool:
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         rows = tensor.reshape(shape[0], math.prod(shape[1:]))
-        is_wide = self._triton and rows.shape[1] * tensor.itemsize % 16 == 0
-        if rows.stride(1) != 1 or (is_wide and (rows.stride(0) % 16 or rows.data_ptr() % 16)):
-            rows = rows.clone(memory_format=torch.contiguous_format)  # kernels take rows at multiples of 16
+        is_aligned = _is_aligned(rows) or not self._triton
+        if rows.stride(1) != 1 or not is_aligned:
+            rows = rows.clone(memory_format=torch.contiguous_format)
+            if not is_aligned and not self._has_copied:
+                warnings.warn(f"{name}: rows lie at no multiples of 16 values and bytes: copied first", stacklevel=3)
+                self._has_copied = True
         return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
     def _scales(self, entry: _Owned, **given: object) -> tuple[torch.Tensor, ...]:
@@ -4977,19 +5041,44 @@ class HybridSwaPool:
         """Launch a kernel that copies slots of all entries."""
         bounds = [self._num_slots(space) for space in self._spaces]
         constants = {"RECORDS": self._records, "TOKENS": self._tokens}
-        self._launch_all(kernel, (staging, self._table), slots, bounds, self._tokens, **constants)
+        self._launch_all(kernel, (staging, self._table), slots, bounds, constants, step=self._tokens, warps=1)
 
     def _launch_all(
-        self, kernel: Any, first: tuple, given: dict[str, torch.Tensor], bounds: list[int], step: int, **constants: Any
+        self,
+        kernel: Any,
+        first: tuple,
+        given: dict[str, torch.Tensor],
+        bounds: list[int],
+        constants: dict[str, Any],
+        step: int,
+        warps: int,
     ) -> None:
         """Launch a kernel over all entries; a program takes `step` of the slots or pages that are given."""
         arguments = list(first)
         for own, bound in zip(given.values(), bounds, strict=True):
             arguments += [own, own.stride(0), len(own), bound]
         grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries))
+        if kernel.__name__ not in self._kernels:
+            self._kernels[kernel.__name__] = _Kernel(kernel, (), constants, warps, {})
         if all(grid):
-            with self._launching():
-                kernel[grid](*arguments, **constants)
+            self._launch(self._kernels[kernel.__name__], grid, *arguments)
+
+    def _launch(self, own: _Kernel, grid: tuple[int, ...], *arguments: Any) -> None:
+        """Launch a kernel. What was compiled for these dtypes before is launched without asking Triton for it again."""
+        dtypes = tuple([argument.dtype for argument in arguments if isinstance(argument, torch.Tensor)])
+        compiled = own.compiled.get(dtypes)
+        with self._launching():
+            if compiled is None or torch.compiler.is_compiling() or _has_hooks():
+                options = {"num_warps": own.warps, "enable_fp_fusion": False}
+                compiled = own.kernel[grid](*own.memories, *arguments, **own.constants, **options)
+                if _CAN_RELAUNCH and not torch.compiler.is_compiling():
+                    own.compiled[dtypes] = compiled
+            else:
+                driver = triton.runtime.driver.active
+                stream = driver.get_current_stream(driver.get_current_device())
+                x, y, z = (*grid, 1, 1)[:3]
+                before = (stream, compiled.function, compiled.packed_metadata, None, None, None)
+                compiled.run(x, y, z, *before, *own.memories, *arguments, *own.constants.values())
 
     def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
         """For each record its entries, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
@@ -5007,30 +5096,42 @@ class HybridSwaPool:
 
     def _launching(self) -> AbstractContextManager:
         """Launches go to the device of the pool, whichever is current."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        is_elsewhere = self.device.type == "cuda" and torch.cuda.current_device() != self.device.index
+        return torch.cuda.device(self.device) if is_elsewhere else _HERE
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")
 
 
-def _can_launch_on_cpu() -> bool:
-    """Whether kernels are interpreted, or some driver of Triton takes tensors of the CPU."""
-    if not isinstance(_pack_kernel, triton.JITFunction):
-        return True
-    try:
-        triton.runtime.driver.active.get_current_target()
-    except RuntimeError:
-        return False
-    return True
+def _has_hooks() -> bool:
+    """Whether someone watches the launches of Triton."""
+    return bool(triton.knobs.runtime.launch_enter_hook.calls or triton.knobs.runtime.launch_exit_hook.calls)
 
 
-def _casts_to_e4m3(device: torch.device) -> bool:
-    """Whether the device has an instruction that gives the bytes of `_e4m3_code`."""
-    if device.type != "cuda":
-        return False
-    if torch.version.hip:
-        return torch.cuda.get_device_properties(device).gcnArchName.startswith("gfx95")
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+def _casts_to_e4m3(target: Any) -> bool:
+    """Whether a target of Triton has an instruction that gives the bytes of `_e4m3_code`."""
+    return target.arch >= 89 if target.backend == "cuda" else target.arch.startswith("gfx95")
+
+
+def _shape(page: Page, threads: int) -> tuple[int, int]:
+    """Tokens of a program, and its warps of so many threads.
+
+    A thread has 16 bytes of every field of values, so that accesses are as wide; there are more warps where it would
+    have more than 128 bytes of one.
+    """
+    widths = [field.count * ITEM_BYTES[field.dtype] for field in map(page.field, _VALUES[page.format])]
+    tokens = min(triton.next_power_of_2(triton.cdiv(16 * threads, min(widths))), 16)
+    warps = 1
+    while warps < 8 and 128 * warps * threads < tokens * max(widths) and 32 * warps * threads <= tokens * min(widths):
+        warps *= 2
+    return tokens, warps
+
+
+def _is_aligned(rows: torch.Tensor) -> bool:
+    """Whether rows lie as kernels take them: at multiples of 16 values and bytes, or else side by side."""
+    step, width = rows.stride(0), rows.shape[1]
+    is_even = step % 16 == 0 if width % 16 == 0 else step == width
+    return is_even and rows.stride(1) == 1 and rows.data_ptr() % 16 == 0
 
 
 def _address(memory: torch.Tensor) -> int:
@@ -5470,6 +5571,21 @@ _TORCH_DTYPES = {
 
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+_VALUES = {
+    "bf16_nhd": ("k", "v"),
+    "bf16_hnd": ("k", "v"),
+    "fp8_nhd": ("k", "v"),
+    "fp8_hnd": ("k", "v"),
+    "int8_nhd": ("k", "v"),
+    "int8_hnd": ("k", "v"),
+    "mxfp8_atom": ("k", "v"),
+    "mxfp8_nhd": ("k", "v"),
+    "nvfp4_nhd": ("k", "v"),
+    "nvfp4_hnd": ("k", "v"),
+    "nvfp4_swizzled": ("k", "v"),
+}
 
 
 Pool = HybridSwaPool

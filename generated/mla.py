@@ -31,6 +31,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -1400,6 +1401,9 @@ _GIVEN_SCALES = {
 }  # arguments of stores and loads, by format
 
 
+_TESTED_WITH = {"torch": "2.13", "triton": "3.9"}
+_CAN_RELAUNCH = triton.__version__.startswith(f"{_TESTED_WITH['triton']}.")  # others may launch in another way
+_HERE = nullcontext()
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 
@@ -1459,6 +1463,25 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class _Kernel:
+    """A kernel, what it is given beside its arguments, and what was compiled of it.
+
+    Rows of values lie at multiples of 16, other numbers and pointers are not specialised: dtypes alone tell what is
+    compiled apart.
+    """
+
+    kernel: Any
+    memories: tuple[torch.Tensor, ...]  # its first arguments
+    constants: dict[str, Any]  # its last, in order
+    warps: int
+    compiled: dict[tuple[torch.dtype, ...], Any]  # by the dtypes of the tensors between them
+
+    def grid(self, tokens: int) -> tuple[int]:
+        """Programs for so many tokens."""
+        return (-(-tokens // self.constants["TOKENS"]),)
+
+
+@dataclass(frozen=True, eq=False)
 class _Entry:
     """A tensor of the pool, an entry of its pointer table."""
 
@@ -1468,6 +1491,7 @@ class _Entry:
     page: Page
     memory: torch.Tensor
     views: dict[Record, torch.Tensor]  # of every slot, as `_record_view` makes them
+    kernels: dict[str, _Kernel]  # those that were launched
 
 
 class MlaPool:
@@ -1512,10 +1536,12 @@ class MlaPool:
         self.backend = backend
         on_host = self.device.type in ("cpu", "meta")
         self._triton = backend == "triton" or (backend == "auto" and not on_host)
-        if self._triton and self.device.type == "cpu" and not _can_launch_on_cpu():
-            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported")
-        self._native = self._triton and _casts_to_e4m3(self.device)
-        self._tokens = 4 if isinstance(_pack_kernel, triton.JITFunction) else 64  # of a program; interpreted, many
+        target = self._target() if self._triton else None
+        self._threads = target.warp_size if target else 0  # of a warp
+        self._tokens = self._threads // 8 or 64  # of a program that copies; interpreted, many
+        self._native = target is not None and _casts_to_e4m3(target)
+        self._kernels: dict[str, _Kernel] = {}  # over all entries
+        self._has_copied = False  # rows that do not lie at multiples of 16
         self._allocate = allocate
         self._device_buffers = layout.buffers
         self._spaces = tuple({buffer.space.name: buffer.space for buffer in self._device_buffers}.values())
@@ -1531,13 +1557,27 @@ class MlaPool:
                 memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
                 self._buffers[buffer.name, layer] = memory
                 views = {own: _record_view(memory, page, own) for own in page.records}
-                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, views))
+                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, views, {}))
         self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
         if self._triton:
             pointers = [_address(entry.memory) for entry in self._entries]
             self._table = torch.tensor(pointers, dtype=torch.int64, device=self.device)
+
+    def _target(self) -> Any:
+        """What Triton compiles for: backend, arch and threads of a warp. None where kernels are interpreted."""
+        if self.device.type == "meta" or not isinstance(_pack_kernel, triton.JITFunction):
+            return None
+        try:
+            with self._launching():
+                target = triton.runtime.driver.active.get_current_target()
+        except RuntimeError:
+            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported") from None
+        if target.backend == "cuda" and target.arch < 80:
+            have = f"{target.arch // 10}.{target.arch % 10}"
+            raise ValueError(f"kernels are for compute capability 8.0 and later, and that of {self.device} is {have}")
+        return target
 
     def _memory(self, name: str, layer: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 zeros [num_pages, page_bytes]."""
@@ -1782,8 +1822,8 @@ class MlaPool:
         elif len(slots):
             strided = (argument for rows in values for argument in (rows, rows.stride(0)))
             bounds = (len(slots), first_slot, num_slots)
-            grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, entry, slots, slots.stride(0), *bounds, *strided, *scales)
+            own = self._kernel(kernel, entry)
+            self._launch(own, own.grid(len(slots)), slots, slots.stride(0), *bounds, *strided, *scales)
 
     def _load(
         self,
@@ -1803,16 +1843,24 @@ class MlaPool:
         shapes = zip(numbers, dtypes, strict=True)
         outputs = tuple(self._none.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
         if len(slots):
-            grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs, *scales)
+            own, bounds = self._kernel(kernel, entry), (len(slots), num_slots)
+            self._launch(own, own.grid(len(slots)), slots, slots.stride(0), *bounds, *outputs, *scales)
         return outputs
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], entry: _Entry, *arguments: Any) -> None:
-        """Launch a kernel on the memory of an entry, with those constants that it has."""
-        constants = {"TOKENS": self._tokens, "NATIVE": self._native, **entry.page.constants}
-        own = {name: number for name, number in constants.items() if name in kernel.arg_names}
-        with self._launching():
-            kernel[grid](entry.memory, *arguments, **own, enable_fp_fusion=False)
+    def _kernel(self, kernel: Any, entry: _Entry) -> _Kernel:
+        """A kernel for the memory of an entry, with those constants that it has."""
+        if kernel.__name__ not in entry.kernels:
+            tokens, warps = _shape(entry.page, self._threads) if self._threads else (self._tokens, 1)
+            constants = {"TOKENS": tokens, "NATIVE": self._native, **entry.page.constants}
+            memories = {"memory_ptr": entry.memory}
+            entry.kernels[kernel.__name__] = _Kernel(
+                kernel,
+                tuple(memories[name] for name in kernel.arg_names if name in memories),
+                {name: constants[name] for name in kernel.arg_names if name in constants},
+                warps,
+                {},
+            )
+        return entry.kernels[kernel.__name__]
 
     def move_kv_cache(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
         """Copy slots to other slots in every buffer of every layer, as if all reads came first.
@@ -1924,7 +1972,8 @@ class MlaPool:
         num_pages = [self._num_pages(space) for space in self._spaces]
         if self._triton:
             first = (self._table,)
-            self._launch_all(_clear_kernel, first, numbers, num_pages, 1, SPANS=self._spans, COLUMNS=1024)
+            constants = {"SPANS": self._spans, "COLUMNS": 512 * self._tokens}
+            self._launch_all(_clear_kernel, first, numbers, num_pages, constants, step=1, warps=4)
             return
         for span in self._spans:
             inside = numbers[self._spaces[span.space].name].long()
@@ -2012,9 +2061,12 @@ class MlaPool:
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         rows = tensor.reshape(shape[0], math.prod(shape[1:]))
-        is_wide = self._triton and rows.shape[1] * tensor.itemsize % 16 == 0
-        if rows.stride(1) != 1 or (is_wide and (rows.stride(0) % 16 or rows.data_ptr() % 16)):
-            rows = rows.clone(memory_format=torch.contiguous_format)  # kernels take rows at multiples of 16
+        is_aligned = _is_aligned(rows) or not self._triton
+        if rows.stride(1) != 1 or not is_aligned:
+            rows = rows.clone(memory_format=torch.contiguous_format)
+            if not is_aligned and not self._has_copied:
+                warnings.warn(f"{name}: rows lie at no multiples of 16 values and bytes: copied first", stacklevel=3)
+                self._has_copied = True
         return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
     def _scales(self, entry: _Entry, **given: object) -> tuple[torch.Tensor, ...]:
@@ -2158,19 +2210,44 @@ class MlaPool:
         """Launch a kernel that copies slots of all entries."""
         bounds = [self._num_slots(space) for space in self._spaces]
         constants = {"RECORDS": self._records, "TOKENS": self._tokens}
-        self._launch_all(kernel, (staging, self._table), slots, bounds, self._tokens, **constants)
+        self._launch_all(kernel, (staging, self._table), slots, bounds, constants, step=self._tokens, warps=1)
 
     def _launch_all(
-        self, kernel: Any, first: tuple, given: dict[str, torch.Tensor], bounds: list[int], step: int, **constants: Any
+        self,
+        kernel: Any,
+        first: tuple,
+        given: dict[str, torch.Tensor],
+        bounds: list[int],
+        constants: dict[str, Any],
+        step: int,
+        warps: int,
     ) -> None:
         """Launch a kernel over all entries; a program takes `step` of the slots or pages that are given."""
         arguments = list(first)
         for own, bound in zip(given.values(), bounds, strict=True):
             arguments += [own, own.stride(0), len(own), bound]
         grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries))
+        if kernel.__name__ not in self._kernels:
+            self._kernels[kernel.__name__] = _Kernel(kernel, (), constants, warps, {})
         if all(grid):
-            with self._launching():
-                kernel[grid](*arguments, **constants)
+            self._launch(self._kernels[kernel.__name__], grid, *arguments)
+
+    def _launch(self, own: _Kernel, grid: tuple[int, ...], *arguments: Any) -> None:
+        """Launch a kernel. What was compiled for these dtypes before is launched without asking Triton for it again."""
+        dtypes = tuple([argument.dtype for argument in arguments if isinstance(argument, torch.Tensor)])
+        compiled = own.compiled.get(dtypes)
+        with self._launching():
+            if compiled is None or torch.compiler.is_compiling() or _has_hooks():
+                options = {"num_warps": own.warps, "enable_fp_fusion": False}
+                compiled = own.kernel[grid](*own.memories, *arguments, **own.constants, **options)
+                if _CAN_RELAUNCH and not torch.compiler.is_compiling():
+                    own.compiled[dtypes] = compiled
+            else:
+                driver = triton.runtime.driver.active
+                stream = driver.get_current_stream(driver.get_current_device())
+                x, y, z = (*grid, 1, 1)[:3]
+                before = (stream, compiled.function, compiled.packed_metadata, None, None, None)
+                compiled.run(x, y, z, *before, *own.memories, *arguments, *own.constants.values())
 
     def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
         """For each record its entries, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
@@ -2188,30 +2265,42 @@ class MlaPool:
 
     def _launching(self) -> AbstractContextManager:
         """Launches go to the device of the pool, whichever is current."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        is_elsewhere = self.device.type == "cuda" and torch.cuda.current_device() != self.device.index
+        return torch.cuda.device(self.device) if is_elsewhere else _HERE
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")
 
 
-def _can_launch_on_cpu() -> bool:
-    """Whether kernels are interpreted, or some driver of Triton takes tensors of the CPU."""
-    if not isinstance(_pack_kernel, triton.JITFunction):
-        return True
-    try:
-        triton.runtime.driver.active.get_current_target()
-    except RuntimeError:
-        return False
-    return True
+def _has_hooks() -> bool:
+    """Whether someone watches the launches of Triton."""
+    return bool(triton.knobs.runtime.launch_enter_hook.calls or triton.knobs.runtime.launch_exit_hook.calls)
 
 
-def _casts_to_e4m3(device: torch.device) -> bool:
-    """Whether the device has an instruction that gives the bytes of `_e4m3_code`."""
-    if device.type != "cuda":
-        return False
-    if torch.version.hip:
-        return torch.cuda.get_device_properties(device).gcnArchName.startswith("gfx95")
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+def _casts_to_e4m3(target: Any) -> bool:
+    """Whether a target of Triton has an instruction that gives the bytes of `_e4m3_code`."""
+    return target.arch >= 89 if target.backend == "cuda" else target.arch.startswith("gfx95")
+
+
+def _shape(page: Page, threads: int) -> tuple[int, int]:
+    """Tokens of a program, and its warps of so many threads.
+
+    A thread has 16 bytes of every field of values, so that accesses are as wide; there are more warps where it would
+    have more than 128 bytes of one.
+    """
+    widths = [field.count * ITEM_BYTES[field.dtype] for field in map(page.field, _VALUES[page.format])]
+    tokens = min(triton.next_power_of_2(triton.cdiv(16 * threads, min(widths))), 16)
+    warps = 1
+    while warps < 8 and 128 * warps * threads < tokens * max(widths) and 32 * warps * threads <= tokens * min(widths):
+        warps *= 2
+    return tokens, warps
+
+
+def _is_aligned(rows: torch.Tensor) -> bool:
+    """Whether rows lie as kernels take them: at multiples of 16 values and bytes, or else side by side."""
+    step, width = rows.stride(0), rows.shape[1]
+    is_even = step % 16 == 0 if width % 16 == 0 else step == width
+    return is_even and rows.stride(1) == 1 and rows.data_ptr() % 16 == 0
 
 
 def _address(memory: torch.Tensor) -> int:
@@ -2427,6 +2516,14 @@ _TORCH_DTYPES = {
 
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+_VALUES = {
+    "mla_bf16": ("latent", "rope"),
+    "mla_fp8_scaled": ("latent", "rope"),
+    "mla_fp8_raw": ("latent", "rope"),
+    "mla_nvfp4": ("latent", "rope"),
+}
 
 
 Pool = MlaPool

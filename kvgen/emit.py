@@ -230,6 +230,7 @@ class _Viewer:
             ),
             has_item_bytes=self.has_align
             or shown_rows(layout)
+            or copied_fields(layout)
             or any(field.bits.known is None for page in layout.pages for field in page.fields),
             item_bytes=item_bytes(),
             has_init=self.has_init,
@@ -290,6 +291,8 @@ class _Viewer:
         yield from ("import difflib", "import hashlib", "import json", "import math", "import os")
         if "ratio" in self.used:
             yield "import re"
+        if any(item.verb in ("store", "put") for item in self.layout.operations):
+            yield "import warnings"
         yield "from collections.abc import Callable, Iterable, Iterator, Mapping"
         yield "from contextlib import AbstractContextManager, nullcontext"
         yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"

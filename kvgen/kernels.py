@@ -15,7 +15,6 @@ from fractions import Fraction
 from kvgen.page import BYTE, FieldLayout, Page, QuantLayout
 from kvgen.pysource import STEP, WIDTH, Chain, Code, Group, Keyword, Raw, call, chain, flat, quoted, statement, tuple_of
 from kvgen.size import Size
-from kvgen.types import DTYPES
 from kvgen.views import BlockOfKernelView, CoderView, KernelView, QuantiserView
 from kvgen.walk import MAXIMA, Blocks, Walk, blocks_of, count, element_walk, is_dense, packed, slot_walk
 
@@ -381,23 +380,9 @@ class _Kernel:
         )
 
     def decorator(self) -> str:
-        """Slots and tables may lie anywhere. So may values of few bytes; others are laid at multiples of 16 before."""
-        small: list[str] = []
-        if self.is_given:
-            small = [local_name(name) for name in self.names if not self.is_wide(name)]
-        numbers = (*UNSPECIALISED, *(f"{name}_stride" for name in small))
-        pointers = (*UNALIGNED, *(f"{name}_ptr" for name in small), *self.given_pointers())
-        own = self.parameters()
-        return jit([name for name in own if name in numbers], [name for name in own if name in pointers])
-
-    def is_wide(self, name: str) -> bool:
-        """Whether rows of the values that are given for a field can lie at multiples of 16 bytes."""
-        quant = self.fields[name].quant
-        is_scaled = self.verb == "store" and quant is not None and quant.scale not in ("none", "given")
-        field = self.fields[name] if self.verb == "store" else self.laid[name]
-        bits = 16 if is_scaled else max(DTYPES[field.dtype], BYTE)  # codes may be given for a cast
-        nbytes = count(field).known
-        return nbytes is None or nbytes * bits // BYTE % 16 == 0
+        """Slots, tables and scales that are given may lie anywhere; rows of values are aligned before."""
+        own, pointers = self.parameters(), (*UNALIGNED, *self.given_pointers())
+        return jit([name for name in own if name in UNSPECIALISED], [name for name in own if name in pointers])
 
     def given_pointers(self) -> tuple[str, ...]:
         return tuple(f"{local_name(name)}_given_ptr" for name in self.given)
@@ -415,15 +400,9 @@ class _Kernel:
         values = []
         for name in map(local_name, self.names):
             values += [f"{name}_ptr", f"{name}_stride"] if self.is_given else [f"{name}_ptr"]
-        memory = () if self.target.divided else ("memory_ptr",)
         planes = tuple(f"{name}_memory_ptr" for name in self.planes())
-        return (
-            *memory,
-            *(gathered if self.verb == "gather" else slots),
-            *values,
-            *self.given_pointers(),
-            *planes,
-        )
+        memories = planes if self.target.divided else ("memory_ptr",)
+        return (*memories, *(gathered if self.verb == "gather" else slots), *values, *self.given_pointers())
 
     def touched(self) -> Iterator[str]:
         """Fields whose bytes are written or read, scales included, in the order of the page."""

@@ -25,7 +25,7 @@ from kvgen.spec import KERNEL_VERBS, READING_VERBS, WHOLE_POOL_VERBS
 from kvgen.text import wrap
 from kvgen.types import DTYPES
 from kvgen.views import HelpersView, OperationView, PoolView
-from kvgen.walk import count, packed
+from kvgen.walk import count, packed, value_fields
 
 IN_CLASS = STEP
 IN_METHOD = 2 * STEP
@@ -171,6 +171,7 @@ class _Pool:
             integers=flat(Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in INTEGERS.items()), "}")),
             units=statement("_UNITS = ", Group("{", tuple(Raw(f"{n}: torch.{name}") for n, name in _UNITS), "}"), 0),
             constants=self.constants("e4m3_codes" in uses),
+            value_names=self.value_names(),
             given_scales=self.given_scales(own),
             has_given=has_given,
             scales=", *scales" if has_given else "",
@@ -234,7 +235,13 @@ class _Pool:
         gathers = [item for item in self.layout.operations if item.verb == "gather"]
         if any(self.space_page(item) == "PAGE_SIZE" for item in gathers):
             native += ', "PAGE_SIZE": entry.space.page_size'
-        return f'{{"TOKENS": self._tokens{native}{", **entry.page.constants" if load_time_pages(self.layout) else ""}}}'
+        return f'{{"TOKENS": tokens{native}{", **entry.page.constants" if load_time_pages(self.layout) else ""}}}'
+
+    def value_names(self) -> str:
+        """The fields of each format that hold values: whose widths decide how many tokens a program takes."""
+        found = {page.format: [Raw(quoted(name)) for name in value_fields(page)] for page in self.layout.pages}
+        items = tuple(Raw(f"{quoted(format)}: {flat(tuple_of(names))}") for format, names in found.items())
+        return statement("_VALUES = ", Group("{", items, "}", broken=True), 0)
 
     def torch_dtypes(self) -> str:
         own = {field.dtype for page in self.layout.pages for field in page.fields}

@@ -224,6 +224,7 @@ class PoolView:
     torch_dtypes: str
     integers: str
     constants: str
+    value_names: str
     units: str
     given_scales: str
     scales: str
