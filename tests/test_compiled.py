@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fake_driver import TARGETS, FakeDriver, count_operations, without_interpreter
+from triton.backends.compiler import GPUTarget
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -29,7 +30,7 @@ KERNELS = {
 }
 
 
-def pool_of(layers: int, kv_format: str, ratio: int = 1, target: str = "sm_90") -> Any:
+def pool_of(layers: int, kv_format: str, ratio: int = 1) -> Any:
     """A Triton pool of two pages in which every second layer owns an indexer."""
     glm_dsa = importlib.import_module("generated.glm_dsa")
     config = {
@@ -41,9 +42,7 @@ def pool_of(layers: int, kv_format: str, ratio: int = 1, target: str = "sm_90") 
         "index_topk_pattern": "FS" * (layers // 2),
     }
     layout = glm_dsa.Layout.from_config(config, kv_format=kv_format, role="both", host_to_device_ratio=ratio)
-    pool = glm_dsa.Pool(layout, 64, backend="triton")
-    pool._native = target in NATIVE
-    return pool
+    return glm_dsa.Pool(layout, 64, backend="triton")
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -53,7 +52,7 @@ def test_every_kernel_compiles(target: str) -> None:
     compiled = set()
     with FakeDriver(target) as driver:
         for kv_format in ("bf16", "fp8_scaled", "fp8_raw"):
-            run_everything(pool_of(4, kv_format, target=target), 8)
+            run_everything(pool_of(4, kv_format), 8)
         for launch in driver.launches:
             compiled.add(launch.name)
             text = launch.compiled.asm["ptx" if target.startswith("sm") else "amdgcn"]
@@ -213,7 +212,7 @@ def test_copies_behind_the_pointer_table_are_16_bytes_wide() -> None:
             ptx = launch.compiled.asm["ptx"]
             assert ptx.count("ld.global.v4.b32") >= 4 and ptx.count("st.global.v4.b32") >= 4
             flags = ptx.count("ld.global.b8") + ptx.count("st.global.b8")
-            assert flags <= 8  # one flag a slot and record, for 4 slots
+            assert flags <= 16  # for 4 slots of the latents, the draft's, keys and scales
 
 
 @pytest.mark.parametrize(
@@ -251,18 +250,20 @@ def test_kernels_of_other_layouts_compile(spec: str, target: str, tmp_path: Path
     assert any(name.startswith("_store") for name in names)
 
 
-@pytest.mark.parametrize(
-    ("capability", "native"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True), ((12, 0), True)]
-)
+@pytest.mark.parametrize("target", TARGETS)
 @without_interpreter
-def test_which_devices_cast_to_e4m3(capability: tuple[int, int], native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_targets_cast_to_e4m3(target: str) -> None:
+    """The pool asks Triton for what it compiles for: cards from Ada on, and of AMD's the MI350."""
     glm_dsa = importlib.import_module("generated.glm_dsa")
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert glm_dsa._casts_to_e4m3(torch.device("cuda:1")) is native
-    assert glm_dsa._casts_to_e4m3(torch.device("cpu")) is False
-    for name in ("gfx942:sramecc+", "gfx950:sramecc+", "gfx1100"):
-        properties = type("Properties", (), {"gcnArchName": name})
-        monkeypatch.setattr(torch.version, "hip", "7.0")
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, own=properties: own)
-        assert glm_dsa._casts_to_e4m3(torch.device("cuda:0")) is name.startswith("gfx950")
+    with FakeDriver(target):
+        pool = glm_dsa.Pool(pool_of(2, "bf16").layout, 64, backend="triton")
+    assert pool._native is (target in NATIVE)
+
+
+@without_interpreter
+def test_a_device_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeDriver("sm_90") as driver:
+        monkeypatch.setattr(driver, "get_current_target", lambda: GPUTarget("cuda", 75, 32))
+        with pytest.raises(ValueError) as error:
+            pool_of(2, "bf16")
+    assert str(error.value) == "kernels are for compute capability 8.0 and later, and that of cpu is 7.5"
