@@ -120,7 +120,6 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -4104,7 +4103,6 @@ _GIVEN_SCALES = {
 
 _TESTED_WITH = {"torch": "2.13", "triton": "3.9"}
 _CAN_RELAUNCH = triton.__version__.startswith(f"{_TESTED_WITH['triton']}.")  # others may launch in another way
-_HERE = nullcontext()
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 
@@ -4178,9 +4176,9 @@ class _Kernel:
     warps: int
     compiled: dict[tuple[torch.dtype, ...], Any]  # by the dtypes of the tensors between them
 
-    def grid(self, tokens: int) -> tuple[int]:
+    def grid(self, tokens: int) -> tuple[int, int, int]:
         """Programs for so many tokens."""
-        return (-(-tokens // self.constants["TOKENS"]),)
+        return -(-tokens // self.constants["TOKENS"]), 1, 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -4264,6 +4262,7 @@ class SharedKvPool:
         self.backend = backend
         on_host = self.device.type in ("cpu", "meta")
         self._triton = backend == "triton" or (backend == "auto" and not on_host)
+        self._is_cuda = self.device.type == "cuda"
         target = self._target() if self._triton else None
         self._threads = target.warp_size if target else 0  # of a warp
         self._tokens = self._threads // 8 or 64  # of a program that copies; interpreted, many
@@ -4309,7 +4308,7 @@ class SharedKvPool:
         if self.device.type == "meta" or not isinstance(_pack_kernel, triton.JITFunction):
             return None
         try:
-            with self._launching():
+            with torch.cuda.device(self.device if self._is_cuda else -1):
                 target = triton.runtime.driver.active.get_current_target()
         except RuntimeError:
             raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported") from None
@@ -4868,12 +4867,12 @@ class SharedKvPool:
 
     def _values(self, name: str, tensor: Any, shape: tuple[int, ...], *dtypes: torch.dtype) -> torch.Tensor:
         """Values of slots as integers of their size, [slots, values]. Axes of 1 may be there or not."""
-        fits = isinstance(tensor, torch.Tensor) and tensor.dtype in dtypes and tensor.shape[:1] == shape[:1]
-        if not fits or [extent for extent in tensor.shape[1:] if extent != 1] != [own for own in shape[1:] if own != 1]:
+        fits = isinstance(tensor, torch.Tensor) and tensor.dtype in dtypes
+        if not fits or (tensor.shape != shape and _without_ones(tensor.shape) != _without_ones(shape)):
             wanted = f"{' or '.join(str(own).removeprefix('torch.') for own in dtypes)} {list(shape)}"
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
-        rows = tensor.reshape(shape[0], math.prod(shape[1:]))
+        rows = tensor if tensor.ndim == 2 else tensor.reshape(shape[0], math.prod(shape[1:]))
         is_aligned = _is_aligned(rows) or not self._triton
         if rows.stride(1) != 1 or not is_aligned:
             rows = rows.clone(memory_format=torch.contiguous_format)
@@ -5039,28 +5038,29 @@ class SharedKvPool:
         arguments = list(first)
         for own, bound in zip(given.values(), bounds, strict=True):
             arguments += [own, own.stride(0), len(own), bound]
-        grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries))
+        grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries), 1)
         if kernel.__name__ not in self._kernels:
             self._kernels[kernel.__name__] = _Kernel(kernel, (), constants, warps, {})
         if all(grid):
             self._launch(self._kernels[kernel.__name__], grid, *arguments)
 
-    def _launch(self, own: _Kernel, grid: tuple[int, ...], *arguments: Any) -> None:
+    def _launch(self, own: _Kernel, grid: tuple[int, int, int], *arguments: Any) -> None:
         """Launch a kernel. What was compiled for these dtypes before is launched without asking Triton for it again."""
-        dtypes = tuple([argument.dtype for argument in arguments if isinstance(argument, torch.Tensor)])
+        if self._is_cuda and torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._launch(own, grid, *arguments)
+        dtypes = tuple([argument.dtype for argument in arguments if type(argument) is not int])
         compiled = own.compiled.get(dtypes)
-        with self._launching():
-            if compiled is None or torch.compiler.is_compiling() or _has_hooks():
-                options = {"num_warps": own.warps, "enable_fp_fusion": False}
-                compiled = own.kernel[grid](*own.memories, *arguments, **own.constants, **options)
-                if _CAN_RELAUNCH and not torch.compiler.is_compiling():
-                    own.compiled[dtypes] = compiled
-            else:
-                driver = triton.runtime.driver.active
-                stream = driver.get_current_stream(driver.get_current_device())
-                x, y, z = (*grid, 1, 1)[:3]
-                before = (stream, compiled.function, compiled.packed_metadata, None, None, None)
-                compiled.run(x, y, z, *before, *own.memories, *arguments, *own.constants.values())
+        if compiled is None or torch.compiler.is_compiling() or _has_hooks():
+            options = {"num_warps": own.warps, "enable_fp_fusion": False}
+            compiled = own.kernel[grid](*own.memories, *arguments, **own.constants, **options)
+            if _CAN_RELAUNCH and not torch.compiler.is_compiling():
+                own.compiled[dtypes] = compiled
+            return
+        driver = triton.runtime.driver.active
+        stream = driver.get_current_stream(driver.get_current_device())
+        before = (stream, compiled.function, compiled.packed_metadata, None, None, None)  # no hooks
+        compiled.run(*grid, *before, *own.memories, *arguments, *own.constants.values())
 
     def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
         """For each record its entries, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
@@ -5075,11 +5075,6 @@ class SharedKvPool:
             staged = staging[part.offset : part.offset + part.nbytes].view(record.layers, part.slots, record.nbytes)
             entries = self._entries[record.first : record.first + record.layers]
             yield own_record, entries, staged, own, kept, flags[space.name]
-
-    def _launching(self) -> AbstractContextManager:
-        """Launches go to the device of the pool, whichever is current."""
-        is_elsewhere = self.device.type == "cuda" and torch.cuda.current_device() != self.device.index
-        return torch.cuda.device(self.device) if is_elsewhere else _HERE
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")
@@ -5107,6 +5102,11 @@ def _shape(page: Page, threads: int) -> tuple[int, int]:
     while warps < 8 and 128 * warps * threads < tokens * max(widths) and 32 * warps * threads <= tokens * min(widths):
         warps *= 2
     return tokens, warps
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape of slots without axes of 1 behind the first."""
+    return *shape[:1], *(extent for extent in shape[1:] if extent != 1)
 
 
 def _is_aligned(rows: torch.Tensor) -> bool:

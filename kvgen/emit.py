@@ -294,7 +294,6 @@ class _Viewer:
         if any(item.verb in ("store", "put") for item in self.layout.operations):
             yield "import warnings"
         yield "from collections.abc import Callable, Iterable, Iterator, Mapping"
-        yield "from contextlib import AbstractContextManager, nullcontext"
         yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"
         yield "from fractions import Fraction"
         if reads_codes(self.layout):
