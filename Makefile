@@ -4,13 +4,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 PEERS_PIP := .venv-peers/bin/python -m pip --disable-pip-version-check install --quiet
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-peers test-sglang test-vllm check lint bench-build bench-cpu .venv .venv-peers .venv-vllm
+.PHONY: demo test test-long test-peers test-sglang test-vllm check lint bench-build bench-cpu bench-gpu .venv .venv-peers .venv-vllm
 
 demo: .venv
 	$(BIN)/python demo.py
 
 test: lint check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-long: .venv
+	$(BIN)/python -m pytest -m long
 
 test-peers: test-sglang test-vllm
 
@@ -30,6 +33,9 @@ lint: .venv
 
 bench-build: .venv
 	$(BIN)/python bench/build.py
+
+bench-gpu:
+	$(PYTHON) bench/gpu.py
 
 bench-cpu: .venv-peers
 	MALLOC_TRIM_THRESHOLD_=68719476736 MALLOC_MMAP_THRESHOLD_=34359738368 .venv-peers/bin/python -W ignore bench/cpu.py

@@ -1,4 +1,4 @@
-"""The command line: kvgen check, build, explain, budget, diff, specs, schema.
+"""The command line: kvgen check, build, explain, budget, diff, profile, specs, schema.
 
 Results go to stdout, problems to stderr. With `--format json` stdout holds one JSON document, the result or
 `{"problems": [...]}`. Exit status: 0 done and current; 1 a spec or config has problems, or `--check` found stale
@@ -39,6 +39,7 @@ from kvgen.problems import (
 )
 from kvgen.side import FORM, Side, SideError, parse_side
 from kvgen.source import MAX_BYTES
+from kvgen.targets import TARGETS
 
 if TYPE_CHECKING:
     from kvgen.compile import Compiled
@@ -187,6 +188,16 @@ def _parser() -> _Parser:
     diff.add_argument("--memory", metavar="SIZE", help="count the tokens that fit too; needs configs")
     diff.add_argument("--format", **formats)
     diff.set_defaults(run=_compare)
+
+    profile = commands.add_parser("profile", help="say what kernels are compiled to, without a GPU", allow_abbrev=False)
+    profile.add_argument("spec", metavar="SPEC", help="a spec, or - for standard input")
+    help = "a config.json: compile for its sizes; without one, for those of the expectations of the spec"
+    profile.add_argument("--config", metavar="FILE", help=help)
+    _add_set(profile)
+    help = f"a target: {', '.join(TARGETS)}; may be repeated; default: all of them"
+    profile.add_argument("--arch", dest="targets", action="append", choices=TARGETS, metavar="ARCH", help=help)
+    profile.add_argument("--format", **formats)
+    profile.set_defaults(run=_profile)
 
     specs = commands.add_parser(
         "specs", help="list the shipped layouts, and say which a config is for", allow_abbrev=False
@@ -472,6 +483,35 @@ def _of_side(side: Side, named: Mapping[str, Compiled], stdin: IO[bytes]) -> tup
     compiled = named[side.spec]
     resolved = None if side.config is None else _resolve(compiled, side.config, side.settings, flag="")
     return compiled, resolved
+
+
+def _profile(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
+    from kvgen.expect import examples
+
+    compiled = _compile_layout(arguments.spec, stdin)
+    if arguments.config is not None:
+        settings = arguments.choices
+        _resolve(compiled, arguments.config, settings)
+        fields = _read_config(arguments.config, compiled)
+        inputs = [(fields, _choices(compiled, _settings(settings, SET), SET))]
+    elif arguments.choices:
+        raise usage("--set needs --config")
+    else:
+        inputs = examples(compiled.spec, compiled.namespace, _reader(stdin))
+        if not inputs:
+            raise usage(f"{arguments.spec}: has no expectation to take sizes from", "add --config FILE")
+    try:
+        from kvgen.profile import profiles, render
+    except ImportError as error:
+        raise usage(f"kvgen profile needs {error.name}", "pip install 'kvgen[pool]'") from None
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        raise usage("kvgen profile compiles kernels", "unset TRITON_INTERPRET, by which Triton interprets them")
+    found = profiles(compiled.module.text, compiled.layout, inputs, arguments.targets or list(TARGETS))
+    if arguments.format == "json":
+        _print_json({target: [own.as_json() for own in kernels] for target, kernels in found.items()}, stdout)
+    else:
+        stdout.write("\n".join(render(kernels, target) for target, kernels in found.items()))
+    return 0
 
 
 def _specs(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:

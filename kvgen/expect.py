@@ -72,6 +72,17 @@ def prove(scope: Scope, module: ModuleType | None, read: Callable[[str], bytes])
     return problems if problems or module is None else list(_unreached(scope, resolved))
 
 
+def examples(
+    spec: Spec, module: ModuleType, read: Callable[[str], bytes]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Configs and choices that the layout of a spec takes: those of the expectations that are about no error.
+
+    Between them they reach every format, which `prove` sees to. The spec's expectations hold.
+    """
+    proofs = (_LayoutProof(spec, expectation, [], module, read) for expectation in spec.expectations)
+    return [proof.inputs() for proof in proofs if "error" not in proof.claims]
+
+
 def _unreached(scope: Scope, resolved: list[Known]) -> Iterator[Problem]:
     """KV305: a case of this file that no expectation reaches has numbers nobody worked out."""
     spec = scope.spec

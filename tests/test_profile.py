@@ -1,0 +1,203 @@
+"""What kernels are compiled to, against what they were: `kvgen profile`, and a golden for each spec and target."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli import kvgen
+
+from kvgen.machine import SASS, _amd, _sass_bytes
+from kvgen.profile import losses
+from kvgen.targets import TARGETS
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "profile"
+SPECS = {path.stem: path for path in sorted((ROOT / "specs").glob("*.yaml")) if "\nlayout: " in path.read_text()}
+ORDINARY = ("sm_90", "sm_100", "gfx950")  # of every spec; of glm_dsa all of them
+
+
+@functools.cache
+def profiled(spec: str, targets: tuple[str, ...]) -> dict[str, dict[str, dict[str, Any]]]:
+    """What the command says of each kernel, in a process where kernels are compiled."""
+    words = [word for target in targets for word in ("--arch", target)]
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "kvgen", "profile", str(SPECS[spec]), *words, "--format", "json"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return {target: {f"{own['kernel']}: {own['variant']}": own for own in kernels} for target, kernels in found.items()}
+
+
+def cases() -> Iterator[Any]:
+    for spec in SPECS:
+        for target in TARGETS:
+            is_long = spec != "glm_dsa" and target not in ORDINARY
+            yield pytest.param(spec, target, marks=[pytest.mark.long] if is_long else [], id=f"{spec}-{target}")
+
+
+@pytest.mark.parametrize(("spec", "target"), cases())
+def test_kernels_are_no_worse(spec: str, target: str, request: pytest.FixtureRequest) -> None:
+    """The same kernels and dtypes as in the golden; no access narrower, no spill, no fifth more registers."""
+    is_long = target not in ORDINARY and spec != "glm_dsa"
+    together = tuple(own for own in TARGETS if spec == "glm_dsa" or (own in ORDINARY) != is_long)
+    found = profiled(spec, together)[target]
+    path = GOLDEN / f"{spec}-{target}.json"
+    if request.config.getoption("--update-golden"):
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(own)}" for key, own in found.items())
+        path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    assert list(found) == list(before)
+    worse = [f"{key}: {loss}" for key, own in found.items() for loss in losses(own, before[key])]
+    assert not worse, "\n".join([*worse, "if this is meant: pytest --update-golden tests/test_profile.py"])
+
+
+def of(target: str, key: str) -> tuple[int, int, dict[str, int], dict[str, int]]:
+    """Tokens and warps of a program, loads and stores of a thread, those of slots left out."""
+    own = profiled("glm_dsa", tuple(TARGETS))[target][key]
+    return own["tokens"], own["warps"], own["loads"], own["stores"]
+
+
+def test_stores_of_hopper() -> None:
+    """A warp has 4 tokens of 1,152 bytes: 9 accesses of 16 bytes for each of 32 threads, and the slot of each.
+
+    In scaled fp8 there are 512 codes and 128 bytes of rope of each token to write, 5 accesses, and 4 scales.
+    """
+    assert 4 * 1152 == 9 * 16 * 32 and 4 * (512 + 128) == 5 * 16 * 32 and 4 * 4 == 16
+    tokens, warps, loads, stores = of("sm_90", "store_mla_bf16: slots int64, latent int16, rope int16")
+    assert (tokens, warps, loads["16"], stores) == (4, 1, 9, {"16": 9})
+    assert set(loads) == {"16", "8"}  # of slots
+    tokens, warps, loads, stores = of("sm_90", "store_mla_fp8_scaled: slots int64, latent int16, rope int16")
+    assert (tokens, warps, loads["16"], stores) == (4, 1, 9, {"16": 5, "4": 1})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_of_every_target(target: str) -> None:
+    """Values are read and written 16 bytes at a time, by 32 threads or 64; nothing spills; what must be moved is right.
+
+    8-bit codes come 16 to an access. A store of a bf16 row reads and writes 1,152 bytes and reads a slot of 8; a move
+    packs and unpacks, each with a slot for every record, of latents, keys and scales in this spec's first layout.
+    """
+    found = profiled("glm_dsa", tuple(TARGETS))[target]
+    threads = TARGETS[target].threads
+    assert all(own["spills"] == 0 for own in found.values())
+    for key, own in found.items():
+        if key.startswith(("store_mla", "load_mla")):
+            narrow = {width for width in (*own["loads"], *own["stores"]) if width in ("1", "2")}
+            assert not narrow, key
+            assert own["tokens"] == (threads // 8 if "raw" not in key else threads // 4)
+    row = found["store_mla_bf16: slots int64, latent int16, rope int16"]
+    assert row["least"] == 1152 + 1152 + 8
+    assert row["stores"] == {"16": 9}
+    scaled = found["store_mla_fp8_scaled: slots int32, latent int16, rope int16"]
+    assert scaled["least"] == 1152 + 656 + 4
+    gathered = found["gather_index_fp8: lengths int32, table int32, key uint8, key_scale int32"]
+    assert gathered["least"] == 2 * (128 + 4)
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({}, []),
+        ({"registers": 60}, []),
+        ({"registers": 61}, ["registers: 61, not 50"]),
+        ({"registers": 40, "loads": {"16": 4}, "instructions": 1000}, []),
+        ({"spills": 2}, ["spills: 2, not 0"]),
+        ({"stores": {"16": 8, "8": 2, "4": 1}}, ["stores of 8 bytes: 2, not 0"]),
+        ({"loads": {"16": 9, "4": 2}}, ["loads of 4 bytes: 2, not 1"]),
+        ({"loads": {"1": 16}}, ["loads of 1 byte: 16, not 0"]),
+    ],
+)
+def test_what_is_a_loss(now: dict[str, Any], said: list[str]) -> None:
+    before = {
+        "registers": 50,
+        "spills": 0,
+        "instructions": 200,
+        "loads": {"16": 9, "4": 1},
+        "stores": {"16": 9, "4": 1},
+    }
+    assert list(losses({**before, **now}, before)) == said
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "nbytes"),
+    [
+        ("        /*0210*/                   LDG.E.128 R8, desc[UR4][R2.64] ;", "LDG.E.128", 16),
+        ("        /*0210*/              @!P0 LDG.E.64 R8, desc[UR4][R2.64] ;", "LDG.E.64", 8),
+        ("        /*1f0a0*/              @P3 STG.E desc[UR4][R2.64], R5 ;", "STG.E", 4),
+        ("        /*0210*/             @UP0 STG.E.U8 desc[UR4][R2.64], R5 ;", "STG.E.U8", 1),
+        ("        /*0210*/                   LDG.E.U16.CONSTANT R8, desc[UR4][R2.64] ;", "LDG.E.U16.CONSTANT", 2),
+    ],
+)
+def test_widths_of_sass(line: str, name: str, nbytes: int) -> None:
+    match = SASS.search(line)
+    assert match is not None
+    assert (match[1], _sass_bytes(match[1])) == (name, nbytes)
+
+
+def test_widths_of_amd() -> None:
+    text = """
+kernel:
+\ts_load_dwordx4 s[0:3], s[4:5], 0x0
+\tglobal_load_dwordx4 v[0:3], v[4:5], off
+\tbuffer_load_ubyte v1, v2, s[0:3], 0 offen
+\tglobal_load_short_d16_hi v1, v[2:3], off
+\ts_nop 0
+\tglobal_store_dwordx2 v[0:1], v[2:3], off
+    .vgpr_count:     38
+    .vgpr_spill_count: 1
+    .sgpr_spill_count: 2
+"""
+    code = _amd(text, 64)
+    assert (code.registers, code.spills, code.shared_bytes, code.instructions) == (38, 3, 64, 5)
+    assert (code.loads, code.stores) == ({16: 1, 2: 1, 1: 1}, {8: 1})
+
+
+# The command
+
+
+def test_it_compiles_and_does_not_interpret() -> None:
+    """These tests run where kernels are interpreted."""
+    status, out, err = kvgen("profile", SPECS["mla"])
+    assert (status, out) == (2, "")
+    assert err == (
+        "error[KV410]: kvgen profile compiles kernels\n"
+        "  = help: unset TRITON_INTERPRET, by which Triton interprets them\n"
+    )
+
+
+def test_refusals(tmp_path: Path) -> None:
+    status, _, err = kvgen("profile", SPECS["mla"], "--arch", "sm_75")
+    assert status == 2
+    assert err.startswith("error[KV410]: argument --arch: invalid choice: 'sm_75' (choose from 'sm_80', 'sm_89',")
+    assert kvgen("profile", SPECS["mla"], "--set", "kv_format=bf16")[2] == "error[KV410]: --set needs --config\n"
+    text = SPECS["mla"].read_text(encoding="utf-8")
+    (tmp_path / "mla.yaml").write_text(text[: text.index("expect:")], encoding="utf-8")
+    (tmp_path / "mla_rows.yaml").write_text((ROOT / "specs" / "mla_rows.yaml").read_text(encoding="utf-8"))
+    status, _, err = kvgen("profile", tmp_path / "mla.yaml")
+    assert (status, err) == (
+        2,
+        f"error[KV410]: {tmp_path}/mla.yaml: has no expectation to take sizes from\n  = help: add --config FILE\n",
+    )
+
+
+def test_text_and_a_config(tmp_path: Path) -> None:
+    """One layout's kernels, for its sizes: two lines of a store of 4 heads of 64 on each of two ranks."""
+    config = tmp_path / "config.json"
+    config.write_text('{"num_hidden_layers": 2, "num_key_value_heads": 8, "head_dim": 64}')
+    words = ["--config", str(config), "--set", "tp_size=2", "--set", "kv_order=hnd", "--arch", "sm_90"]
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "kvgen", "profile", str(SPECS["gqa"]), *words]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    names = [line.split(":")[0].strip() for line in done.stdout.splitlines() if ": " in line]
+    assert set(names) == {"clear", "load_bf16_hnd", "pack", "store_bf16_hnd", "unpack"}
+    # K and V of 4 heads x 64 x 2 = 512 bytes: one token for 32 threads
+    assert "  store_bf16_hnd: 1 token, 1 warp\n    slots int64, k int16, v int16\n" in done.stdout
+    assert "; 2,056 bytes a token" not in done.stdout and "of 2,056 that must be" in done.stdout
