@@ -1354,12 +1354,12 @@ def _e4m3_codes(values: torch.Tensor, has_nan: bool) -> torch.Tensor:
 def _cast_codes(bits: torch.Tensor) -> torch.Tensor:
     """e4m3 codes (uint8) of bf16, as int16, without a scale."""
     values = bits.view(torch.bfloat16).float()
-    return _e4m3_codes(values, has_nan=not values.sum().isfinite())
+    return _e4m3_codes(values, has_nan=_may_be(~values.sum().isfinite()))
 
 
 def _e4m3_values(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """e4m3 codes (uint8 [slots, values]) as bf16, f16 or f32, exactly; NaN as `_rounded_values` has it."""
-    if codes.shape[1] % 2:
+    if codes.shape[1] % 2 or torch.compiler.is_compiling():
         return _rounded_values(codes.view(torch.float8_e4m3fn).float(), dtype)
     pairs = codes.view(torch.int16).int().bitwise_and_(0xFFFF)
     return _e4m3_pairs(dtype, codes.device).index_select(0, pairs.view(-1)).view(dtype).view(codes.shape)
@@ -1375,7 +1375,7 @@ def _e4m3_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 def _rounded_values(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """fp32 as bf16, f16 or f32, to nearest even; NaN is 0x7FFF, or 0x7FFFFFFF, on every device."""
     result = values.to(dtype)
-    if not result.sum().isfinite():  # else none of them is NaN
+    if _may_be(~result.sum().isfinite()):  # else none of them is NaN
         bits = result.view(torch.int32 if dtype == torch.float32 else torch.int16)
         bits.masked_fill_(values.isnan(), 0x7FFFFFFF if dtype == torch.float32 else 0x7FFF)
     return result
@@ -1392,7 +1392,7 @@ def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     `blocks` are bf16, as int16 [tokens, blocks, values].
     """
     largest = _largest(blocks)
-    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    has_nan = _may_be((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
         largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
     largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
@@ -1400,7 +1400,7 @@ def _quantise_latent(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.where(largest > 0, scales, 0)
     divisors = torch.where(scales > 0, scales, 1)
     codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
-    if not scales.all():  # a block of zeros, of either sign, and NaN
+    if _may_be(~scales.all()):  # a block of zeros, of either sign, and NaN
         codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
     return codes.flatten(1), scales.flatten(1)
 
@@ -1411,7 +1411,7 @@ def _quantise_key(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     `blocks` are bf16, as int16 [tokens, blocks, values].
     """
     largest = _largest(blocks)
-    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    has_nan = _may_be((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
         largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
     largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
@@ -1949,6 +1949,11 @@ class GlmDsaPool:
         if not self._triton:
             slots = slots.long()
             kept = (slots >= first_slot) & (slots < num_slots)
+            if torch.compiler.is_compiling():
+                slots, *values = _repeated(kept, slots, *values)
+                for name, own in twin(entry, *values).items():
+                    _put(entry, name, torch.where(kept.any(), slots, 0), own, kept.any())
+                return
             slots, *values = _filtered(kept, slots, *values)
             fields = twin(entry, *values)
             for record in entry.page.records:
@@ -1994,16 +1999,14 @@ class GlmDsaPool:
         longest: int,
     ) -> tuple[torch.Tensor, ...]:
         """Read fields of sequences of a layer, [tokens, values] of each."""
-        shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(self._none.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
         num_pages = self._num_pages(entry.space)
         longest = min(longest, table.shape[1] * entry.space.page_size)
-        if not self._triton:
-            rows, slots = _sequences(lengths.long(), table.long(), num_pages, entry.space.page_size, total, longest)
-            read = twin(entry, slots, torch.ones_like(slots, dtype=torch.bool), dtypes)
-            for output, values in zip(outputs, read, strict=True):
-                output[rows] = values
-        elif longest and len(lengths) and total:
+        if longest and len(lengths) and total and not self._triton:
+            read = _sequences(lengths.long(), table.long(), num_pages, entry.space.page_size, total, longest)
+            return twin(entry, *read, dtypes)
+        shapes = zip(numbers, dtypes, strict=True)
+        outputs = tuple(self._none.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
+        if longest and len(lengths) and total:
             own = self._kernel(kernel, entry)
             blocks, _, _ = own.grid(longest)
             sequences = (lengths, lengths.stride(0), table, *table.stride(), table.shape[1])
@@ -2224,7 +2227,7 @@ class GlmDsaPool:
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         rows = tensor if tensor.ndim == 2 else tensor.reshape(shape[0], math.prod(shape[1:]))
-        is_aligned = _is_aligned(rows) or not self._triton
+        is_aligned = not self._triton or _is_aligned(rows)
         if rows.stride(1) != 1 or not is_aligned:
             rows = rows.clone(memory_format=torch.contiguous_format)
             if not is_aligned and not self._has_copied:
@@ -2452,7 +2455,8 @@ def _is_aligned(rows: torch.Tensor) -> bool:
     """Whether rows lie as kernels take them: at multiples of 16 values and bytes, or else side by side."""
     step, width = rows.stride(0), rows.shape[1]
     is_even = step % 16 == 0 if width % 16 == 0 else step == width
-    return is_even and rows.stride(1) == 1 and rows.data_ptr() % 16 == 0
+    starts_well = torch.compiler.is_compiling() or rows.data_ptr() % 16 == 0  # else Triton compiles for what it finds
+    return is_even and rows.stride(1) == 1 and starts_well
 
 
 def _address(memory: torch.Tensor) -> int:
@@ -2489,7 +2493,7 @@ def _record_view(memory: torch.Tensor, page: Page, record: Record) -> torch.Tens
     units = memory.view(_UNITS[unit])
     shape = (len(units), page.slots, record.nbytes // unit)
     stride = (page_bytes // unit, record.slot_stride // unit, 1)
-    view = units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+    view = units.view(-1)[record.offset // unit :].as_strided(shape, stride)
     is_even = view.ndim == 3 and stride[0] == shape[1] * stride[1]
     return view.flatten(0, 1) if is_even else view
 
@@ -2523,11 +2527,14 @@ def _copy_in(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], ro
 
 def _field_view(memory: torch.Tensor, field: Field, dtype: torch.dtype) -> torch.Tensor:
     """A field of every slot of a layer, a view: [pages, slots of a page, axes of the field]."""
-    values = memory.view(dtype)
-    size = values.element_size()
-    shape = [len(memory), *field.shape]
-    stride = [step // size for step in (memory.stride(0), *field.stride)]
-    return values.as_strided(shape, stride, values.storage_offset() + field.offset // size)
+    return _field_of(memory.view(dtype), field, dtype.itemsize)
+
+
+def _field_of(elements: torch.Tensor, field: Field, size: int) -> torch.Tensor:
+    """The same of pages of elements that stand for so many bytes each."""
+    shape = [len(elements), *field.shape]
+    stride = [elements.stride(0), *(step // size for step in field.stride)]
+    return elements.view(-1)[field.offset // size :].as_strided(shape, stride)
 
 
 def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -2535,11 +2542,25 @@ def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor,
     return slots // page.slots, slots % page.slots
 
 
+def _put(entry: _Entry, name: str, slots: torch.Tensor, values: torch.Tensor, kept: torch.Tensor) -> None:
+    """Write a field of slots that are all inside, element by element, as torch can trace it; nothing unless `kept`."""
+    field = entry.page.field(name)
+    elements = entry.memory.view(values.dtype)
+    numbers = torch.arange(elements.shape[1], device=slots.device)[None]
+    (places,) = _field_of(numbers, field, values.dtype.itemsize)
+    page, *place = _index(entry.page, field, slots)
+    index = page[:, None] * elements.shape[1] + places[tuple(place)].flatten(1)
+    flat = elements.view(-1)
+    flat[index] = torch.where(kept, values, flat[index])
+
+
 def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
     field = entry.page.field(name)
     view = _field_view(entry.memory, field, dtype)
-    if not kept.all():
+    if torch.compiler.is_compiling():
+        slots = torch.where(kept, slots, 0)
+    elif not kept.all():
         rows = view.new_zeros((len(slots), field.count))
         if kept.any():
             rows[kept] = _read(entry, name, slots[kept], kept[kept], dtype)
@@ -2548,7 +2569,8 @@ def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dty
         values = view.flatten(0, 1).index_select(0, slots)
     else:
         values = view[_index(entry.page, field, slots)]
-    return values.reshape(len(slots), field.count)
+    values = values.reshape(len(slots), field.count)
+    return torch.where(kept[:, None], values, 0) if torch.compiler.is_compiling() else values
 
 
 def _store_mla_bf16(entry: _Entry, latent: torch.Tensor, rope: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -2632,20 +2654,31 @@ def _filtered(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor,
     return tensors if kept.all() else tuple(tensor[kept] for tensor in tensors)
 
 
+def _repeated(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The rows of each tensor, where one that is not kept is one that is: how many there are depends on no value."""
+    own = torch.arange(len(kept), device=kept.device)
+    first = torch.where(kept, own, len(kept) - 1).amin() if len(kept) else 0
+    return tuple(tensor[torch.where(kept, own, first)] for tensor in tensors)
+
+
+def _may_be(flag: torch.Tensor) -> bool:
+    """Whether something holds; that it may, while torch traces and cannot look."""
+    return torch.compiler.is_compiling() or bool(flag)
+
+
 def _sequences(
     lengths: torch.Tensor, table: torch.Tensor, num_pages: int, page_size: int, total: int, longest: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the tokens of sequences, one behind the other, those that a gather copies: their rows, and their slots."""
-    lengths = lengths.clamp(0, total)  # what lies behind `total` is left out
-    gathered = lengths.clamp(max=longest)
-    request = torch.repeat_interleave(gathered)
-    position = torch.arange(len(request), device=lengths.device) - (gathered.cumsum(0) - gathered)[request]
-    row = (lengths.cumsum(0) - lengths)[request] + position
-    kept = (row < total) & (position // page_size < table.shape[1])
-    row, request, position = row[kept], request[kept], position[kept]
-    page = table[request, position // page_size]
-    kept = (page >= 0) & (page < num_pages)
-    return row[kept], (page * page_size + position % page_size)[kept]
+    """The slot of every token of sequences, one behind the other, and whether a gather copies it."""
+    ends = lengths.clamp(0, total).cumsum(0)  # what lies behind `total` is left out
+    row = torch.arange(total, device=lengths.device)
+    request = torch.searchsorted(ends, row, right=True).clamp(max=len(lengths) - 1)
+    position = row - torch.where(request > 0, ends[request - 1], 0)
+    column = position // page_size
+    kept = (row < ends[-1]) & (position < longest) & (column < table.shape[1])
+    page = table[request, torch.where(kept, column, 0)]
+    kept &= (page >= 0) & (page < num_pages)
+    return page * page_size + position % page_size, kept
 
 
 def _rows(entry: _Entry, names: tuple[str, ...], dtype: torch.dtype | None) -> torch.Tensor:

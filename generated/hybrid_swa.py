@@ -3991,7 +3991,7 @@ def _e4m3_codes(values: torch.Tensor, has_nan: bool) -> torch.Tensor:
 
 def _e4m3_values(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """e4m3 codes (uint8 [slots, values]) as bf16, f16 or f32, exactly; NaN as `_rounded_values` has it."""
-    if codes.shape[1] % 2:
+    if codes.shape[1] % 2 or torch.compiler.is_compiling():
         return _rounded_values(codes.view(torch.float8_e4m3fn).float(), dtype)
     pairs = codes.view(torch.int16).int().bitwise_and_(0xFFFF)
     return _e4m3_pairs(dtype, codes.device).index_select(0, pairs.view(-1)).view(dtype).view(codes.shape)
@@ -4019,7 +4019,7 @@ def _e8m0_values(codes: torch.Tensor) -> torch.Tensor:
 def _rounded_values(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """fp32 as bf16, f16 or f32, to nearest even; NaN is 0x7FFF, or 0x7FFFFFFF, on every device."""
     result = values.to(dtype)
-    if not result.sum().isfinite():  # else none of them is NaN
+    if _may_be(~result.sum().isfinite()):  # else none of them is NaN
         bits = result.view(torch.int32 if dtype == torch.float32 else torch.int16)
         bits.masked_fill_(values.isnan(), 0x7FFFFFFF if dtype == torch.float32 else 0x7FFF)
     return result
@@ -4072,7 +4072,7 @@ def _quantise_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     `blocks` are bf16, as int16 [tokens, blocks, values].
     """
     largest = _largest(blocks)
-    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    has_nan = _may_be((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
         largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
     largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
@@ -4080,7 +4080,7 @@ def _quantise_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.where(largest > 0, scales, 0)
     divisors = torch.where(scales > 0, scales, 1)
     codes = _i8_codes(values.div_(divisors), has_nan)
-    if not scales.all():  # a block of zeros, of either sign, and NaN
+    if _may_be(~scales.all()):  # a block of zeros, of either sign, and NaN
         codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
     return codes.flatten(1), scales.flatten(1)
 
@@ -4091,7 +4091,7 @@ def _quantise_k_mxfp8_atom(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     `blocks` are bf16, as int16 [tokens, blocks, values].
     """
     largest = _largest(blocks)
-    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    has_nan = _may_be((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
         largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
     largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
@@ -4101,7 +4101,7 @@ def _quantise_k_mxfp8_atom(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     scales = bits.view(torch.float32)
     divisors = torch.where(scales > 0, scales, 1)
     codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
-    if not scales.all():  # a block of zeros, of either sign, and NaN
+    if _may_be(~scales.all()):  # a block of zeros, of either sign, and NaN
         codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
     return codes.flatten(1), _e8m0_codes(scales).flatten(1)
 
@@ -4112,7 +4112,7 @@ def _quantise_k_nvfp4_nhd(blocks: torch.Tensor, outer: torch.Tensor) -> tuple[to
     `blocks` are bf16, as int16 [tokens, blocks, values].
     """
     largest = _largest(blocks)
-    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    has_nan = _may_be((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
         largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
     largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
@@ -4122,7 +4122,7 @@ def _quantise_k_nvfp4_nhd(blocks: torch.Tensor, outer: torch.Tensor) -> tuple[to
     scales = stored.view(torch.float8_e4m3fn).float() * outer
     divisors = torch.where(scales > 0, scales, 1)
     codes = _e2m1_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
-    if not scales.all():  # a block of zeros, of either sign, and NaN
+    if _may_be(~scales.all()):  # a block of zeros, of either sign, and NaN
         codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
     return codes.flatten(1), stored.flatten(1)
 
@@ -4131,7 +4131,7 @@ def _code_k(bits: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """e4m3 codes of values divided by a scale that is given. `bits` are bf16, as int16."""
     values = bits.view(torch.bfloat16).float()
     values = values.div_(scale)
-    return _e4m3_codes(values, has_nan=not values.sum().isfinite())
+    return _e4m3_codes(values, has_nan=_may_be(~values.sum().isfinite()))
 
 
 _GIVEN_SCALES = {
@@ -4638,6 +4638,11 @@ class HybridSwaPool:
         if not self._triton:
             slots = slots.long()
             kept = (slots >= first_slot) & (slots < num_slots)
+            if torch.compiler.is_compiling():
+                slots, *values = _repeated(kept, slots, *values)
+                for name, own in twin(entry, *values, *scales).items():
+                    _put(entry, name, torch.where(kept.any(), slots, 0), own, kept.any())
+                return
             slots, *values = _filtered(kept, slots, *values)
             fields = twin(entry, *values, *scales)
             for name, own in fields.items():
@@ -4891,7 +4896,7 @@ class HybridSwaPool:
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
         rows = tensor if tensor.ndim == 2 else tensor.reshape(shape[0], math.prod(shape[1:]))
-        is_aligned = _is_aligned(rows) or not self._triton
+        is_aligned = not self._triton or _is_aligned(rows)
         if rows.stride(1) != 1 or not is_aligned:
             rows = rows.clone(memory_format=torch.contiguous_format)
             if not is_aligned and not self._has_copied:
@@ -5131,7 +5136,8 @@ def _is_aligned(rows: torch.Tensor) -> bool:
     """Whether rows lie as kernels take them: at multiples of 16 values and bytes, or else side by side."""
     step, width = rows.stride(0), rows.shape[1]
     is_even = step % 16 == 0 if width % 16 == 0 else step == width
-    return is_even and rows.stride(1) == 1 and rows.data_ptr() % 16 == 0
+    starts_well = torch.compiler.is_compiling() or rows.data_ptr() % 16 == 0  # else Triton compiles for what it finds
+    return is_even and rows.stride(1) == 1 and starts_well
 
 
 def _address(memory: torch.Tensor) -> int:
@@ -5172,7 +5178,7 @@ def _record_view(memory: torch.Tensor, page: Page, record: Record) -> torch.Tens
     units = memory.view(_UNITS[unit])
     shape = [len(units), *slot_extents, *byte_extents]
     stride = [step // unit for step in (page_bytes, *slot_strides, *byte_strides)]
-    view = units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+    view = units.view(-1)[record.offset // unit :].as_strided(shape, stride)
     is_even = view.ndim == 3 and stride[0] == shape[1] * stride[1]
     return view.flatten(0, 1) if is_even else view
 
@@ -5215,14 +5221,17 @@ def _field_view(memory: torch.Tensor, begin: int, field: Field, dtype: torch.dty
 
     The memory begins with byte `begin` of the page.
     """
-    values = memory.view(dtype)
-    size = values.element_size()
+    return _field_of(memory.view(dtype), begin, field, dtype.itemsize)
+
+
+def _field_of(elements: torch.Tensor, begin: int, field: Field, size: int) -> torch.Tensor:
+    """The same of pages of elements that stand for so many bytes each."""
     extents, steps = _flat(field.shape), _flat(field.stride)
     if field.dtype == "e2m1":  # as bytes, of two values each
         extents, steps = extents[:-1], steps[:-1]
-    shape = [len(memory), *extents]
-    stride = [step // size for step in (memory.stride(0), *steps)]
-    return values.as_strided(shape, stride, values.storage_offset() + (field.offset - begin) // size)
+    shape = [len(elements), *extents]
+    stride = [elements.stride(0), *(step // size for step in steps)]
+    return elements.view(-1)[(field.offset - begin) // size :].as_strided(shape, stride)
 
 
 def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -5242,11 +5251,26 @@ def _write(entry: _Owned, name: str, slots: torch.Tensor, values: torch.Tensor) 
     view[index] = values.reshape(len(slots), *view.shape[len(index) :])
 
 
+def _put(entry: _Owned, name: str, slots: torch.Tensor, values: torch.Tensor, kept: torch.Tensor) -> None:
+    """Write a field of slots that are all inside, element by element, as torch can trace it; nothing unless `kept`."""
+    field = entry.page.field(name)
+    memory, begin = entry.memory_of(field)
+    elements = memory.view(values.dtype)
+    numbers = torch.arange(elements.shape[1], device=slots.device)[None]
+    (places,) = _field_of(numbers, begin, field, values.dtype.itemsize)
+    page, *place = _index(entry.page, field, slots)
+    index = page[:, None] * elements.shape[1] + places[tuple(place)].flatten(1)
+    flat = elements.view(-1)
+    flat[index] = torch.where(kept, values, flat[index])
+
+
 def _read(entry: _Owned, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
     field = entry.page.field(name)
     view = _field_view(*entry.memory_of(field), field, dtype)
-    if not kept.all():
+    if torch.compiler.is_compiling():
+        slots = torch.where(kept, slots, 0)
+    elif not kept.all():
         rows = view.new_zeros((len(slots), field.count))
         if kept.any():
             rows[kept] = _read(entry, name, slots[kept], kept[kept], dtype)
@@ -5255,7 +5279,8 @@ def _read(entry: _Owned, name: str, slots: torch.Tensor, kept: torch.Tensor, dty
         values = view.flatten(0, 1).index_select(0, slots)
     else:
         values = view[_index(entry.page, field, slots)]
-    return values.reshape(len(slots), field.count)
+    values = values.reshape(len(slots), field.count)
+    return torch.where(kept[:, None], values, 0) if torch.compiler.is_compiling() else values
 
 
 def _store_bf16_nhd(entry: _Owned, k: torch.Tensor, v: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -5558,6 +5583,18 @@ def _load_nvfp4_swizzled(
 def _filtered(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The rows of each tensor that are kept."""
     return tensors if kept.all() else tuple(tensor[kept] for tensor in tensors)
+
+
+def _repeated(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The rows of each tensor, where one that is not kept is one that is: how many there are depends on no value."""
+    own = torch.arange(len(kept), device=kept.device)
+    first = torch.where(kept, own, len(kept) - 1).amin() if len(kept) else 0
+    return tuple(tensor[torch.where(kept, own, first)] for tensor in tensors)
+
+
+def _may_be(flag: torch.Tensor) -> bool:
+    """Whether something holds; that it may, while torch traces and cannot look."""
+    return torch.compiler.is_compiling() or bool(flag)
 
 
 _TORCH_DTYPES = {

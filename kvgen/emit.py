@@ -255,6 +255,7 @@ class _Viewer:
             field_memory="*entry.memory_of(field)" if self.has_split else "entry.memory",
             blank_memory="blank, 0" if self.has_split else "blank",
             field_offset="(field.offset - begin)" if self.has_split else "field.offset",
+            held_memory="memory: torch.Tensor, begin: int" if self.has_split else "memory: torch.Tensor",
             has_pairs=any(field.dtype == "e2m1" for page in layout.pages for field in page.fields),
             requests_of_self=", self.requests" if self.has_requests else "",
             entry_records="entry.page.records_of(entry.plane)" if self.has_split else "entry.page.records",

@@ -93,7 +93,7 @@ def _amd(assembly: str, shared_bytes: int) -> Code:
 
     return Code(
         registers=number("vgpr_count"),
-        spills=number("vgpr_spill_count") + number("sgpr_spill_count"),
+        spills=sum(name.startswith("scratch_") for name in names),  # scalars may move to vector registers instead
         shared_bytes=shared_bytes,
         instructions=len(names),
         loads=_counted(AMD_BYTES[match[2]] for match in accesses if match[1] == "load"),

@@ -96,6 +96,8 @@ def _pool(module: Any, config: Mapping[str, Any], choices: Mapping[str, Any]) ->
 def _variant(request: Request) -> str:
     """`slots int64, latent bfloat16, rope bfloat16`."""
     named = {name.removesuffix("_ptr"): value for name, value in request.tensors.items()}
+    if "lengths" in named:
+        named["pages"] = named.pop("table")  # of sequences, not of pointers
     shown = {name: value.dtype for name, value in named.items() if not _is_memory(name)}
     return ", ".join(f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in shown.items())
 

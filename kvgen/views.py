@@ -321,6 +321,7 @@ class ModuleView:
     field_memory: str
     blank_memory: str
     field_offset: str
+    held_memory: str
     has_pairs: bool
     has_varying_pages: bool
     has_host: bool
