@@ -125,7 +125,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "65060ca8e10801a4"
+LAYOUT_FINGERPRINT = "12aa266e53b35758"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 
 
@@ -1170,6 +1170,7 @@ class GqaLayout:
             num_key_value_heads = read.config("num_key_value_heads", "num_attention_heads", kind=_integer(minimum=1))
             head_dim = read.config(
                 "head_dim",
+                "attention_head_dim",
                 _Derived(
                     "hidden_size / num_attention_heads",
                     ("hidden_size", "num_attention_heads"),
@@ -1184,6 +1185,7 @@ class GqaLayout:
             v_head_dim = read.config(
                 "v_head_dim",
                 "head_dim",
+                "attention_head_dim",
                 _Derived(
                     "hidden_size / num_attention_heads",
                     ("hidden_size", "num_attention_heads"),
@@ -1212,11 +1214,13 @@ class GqaLayout:
             hybrid_layer_pattern = read.config("hybrid_layer_pattern", kind=_list_of(_one_of(0, 1)), default=None)
             sliding_window = read.config("sliding_window", kind=_integer(), default=None)
             attention_chunk_size = read.config("attention_chunk_size", kind=_integer(), default=None)
-            use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=True)
-            max_window_layers = read.config("max_window_layers", kind=_integer(), default=0)
+            use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=None)
+            max_window_layers = read.config("max_window_layers", kind=_integer(), default=None)
+            model_type = read.config("model_type", kind=_text, default=None)
             kv_lora_rank = read.config("kv_lora_rank", kind=_integer(), default=None)
             num_kv_shared_layers = read.config("num_kv_shared_layers", kind=_integer(), default=0)
             cla_share_factor = read.config("cla_share_factor", kind=_integer(), default=1)
+            use_cla = read.config("use_cla", kind=_boolean, default=True)
             full_attention_interval = read.config("full_attention_interval", kind=_integer(), default=1)
             compress_ratios = read.config("compress_ratios", kind=_list_of(_integer()), default=None)
             sparse_index_dim = read.config("sparse_attention_config.sparse_index_dim", kind=_integer(), default=None)
@@ -1235,12 +1239,24 @@ class GqaLayout:
             read.stop_if_incomplete()
 
             heads = _shard(num_key_value_heads, tp_size)
+            qwen = (
+                max_window_layers is not None
+                or model_type is not None
+                and (
+                    model_type == "qwen2"
+                    or model_type == "qwen2_moe"
+                    or model_type == "qwen3"
+                    or model_type == "qwen3_moe"
+                )
+            )
+            uses_window = use_sliding_window if use_sliding_window is not None else not qwen
+            first_window = max_window_layers if max_window_layers is not None else 0
             read.require(
                 kv_lora_rank is None,
                 "kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have",
             )
             read.require(
-                num_kv_shared_layers == 0 and cla_share_factor == 1,
+                num_kv_shared_layers == 0 and (cla_share_factor == 1 or not use_cla),
                 "layers share keys and values, as in shared_kv",
             )
             read.require(
@@ -1287,8 +1303,8 @@ class GqaLayout:
                     layer
                     for layer in layers
                     if layer < num_layers
-                    and use_sliding_window
-                    and (attention_chunk_size is not None or sliding_window is not None and layer >= max_window_layers)
+                    and uses_window
+                    and (attention_chunk_size is not None or sliding_window is not None and layer >= first_window)
                 }
             windowed = read.agreed("windowed", rules, num_layers)
             read.refuse(
@@ -1625,6 +1641,12 @@ def _renamed(words: dict) -> Callable:
         return words[_one_of(*words)(value)]
 
     return read
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, found {_shown(value)}")
+    return value
 
 
 def _list_of(kind: Callable) -> Callable:

@@ -126,7 +126,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "1d80bb10c4bb423e"
+LAYOUT_FINGERPRINT = "5bc1c3a027c3181c"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 
 
@@ -1251,11 +1251,17 @@ class HybridSwaLayout:
                 default=None,
             )
             hybrid_layer_pattern = read.config("hybrid_layer_pattern", kind=_list_of(_one_of(0, 1)), default=None)
-            sliding_window_pattern = read.config("sliding_window_pattern", kind=_integer(minimum=1), default=None)
+            sliding_window_pattern = read.config(
+                "sliding_window_pattern",
+                "_sliding_window_pattern",
+                kind=_integer(minimum=1),
+                default=None,
+            )
             no_rope_layers = read.config("no_rope_layers", kind=_list_of(_one_of(0, 1)), default=None)
             attention_chunk_size = read.config("attention_chunk_size", kind=_integer(), default=None)
-            use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=True)
+            use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=None)
             max_window_layers = read.config("max_window_layers", kind=_integer(), default=None)
+            model_type = read.config("model_type", kind=_text, default=None)
             kv_lora_rank = read.config("kv_lora_rank", kind=_integer(), default=None)
             num_kv_shared_layers = read.config("num_kv_shared_layers", kind=_integer(), default=0)
             compress_ratios = read.config("compress_ratios", kind=_list_of(_integer()), default=None)
@@ -1276,6 +1282,17 @@ class HybridSwaLayout:
             end_layer = read.choice("end_layer", kind=_integer(), default=None)
             read.stop_if_incomplete()
 
+            qwen = (
+                max_window_layers is not None
+                or model_type is not None
+                and (
+                    model_type == "qwen2"
+                    or model_type == "qwen2_moe"
+                    or model_type == "qwen3"
+                    or model_type == "qwen3_moe"
+                )
+            )
+            uses_window = use_sliding_window if use_sliding_window is not None else not qwen or layer_types is not None
             request_slots = (-(-(window - 1 + step_tokens) // page_size) + 1) * page_size
             read.require(
                 kv_lora_rank is None,
@@ -1286,7 +1303,7 @@ class HybridSwaLayout:
                 "num_kv_shared_layers: layers share keys and values, which shared_kv has",
             )
             read.require(compress_ratios is None, "compress_ratios: layers keep a latent for several tokens")
-            read.require(use_sliding_window, "use_sliding_window: no layer has a window, which gqa is for")
+            read.require(uses_window, "use_sliding_window: no layer has a window, which gqa is for")
             read.require(
                 max_window_layers is None or max_window_layers < num_layers,
                 "max_window_layers: no layer has a window, which gqa is for",
@@ -1771,6 +1788,12 @@ def _renamed(words: dict) -> Callable:
         return words[_one_of(*words)(value)]
 
     return read
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, found {_shown(value)}")
+    return value
 
 
 def _list_of(kind: Callable) -> Callable:

@@ -39,7 +39,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "79fd874dcc98afe0"
+LAYOUT_FINGERPRINT = "1932eb70926df178"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {
     "bf16": 2,
@@ -298,7 +298,12 @@ class MlaLayout:
             read.fixed("kv_lora_rank", kind=_exactly(512))
             read.fixed("qk_rope_head_dim", kind=_exactly(64))
             index_topk = read.config("index_topk", kind=_integer(), default=None)
-            kda_layers = read.config("linear_attn_config.kda_layers", kind=_list_of(_integer()), default=None)
+            kda_layers = read.config(
+                "linear_attn_config.kda_layers",
+                "linear_attn_config.full_attn_layers",
+                kind=_list_of(_integer()),
+                default=None,
+            )
             layer_group_size = read.config("layer_group_size", kind=_integer(), default=None)
             kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw", "nvfp4"), default="bf16")
             page_size = read.choice("page_size", kind=_integer(minimum=1), default=64)
@@ -313,7 +318,7 @@ class MlaLayout:
             )
             read.require(
                 kda_layers is None or len(kda_layers) == 0,
-                "linear_attn_config.kda_layers: layers of linear attention have state, no latent rows",
+                "linear_attn_config: layers of linear attention have state, no latent rows",
             )
             read.require(
                 layer_group_size is None or layer_group_size == 1,
@@ -505,24 +510,26 @@ class _Inputs:
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
             raise LayoutError(*dict.fromkeys(self.problems)) from None
 
-    def config(self, name: str, kind: Callable, default: object = _REQUIRED) -> Any:
-        """The value of a field; the default, if there is one, where it is absent."""
-        value = self.find(name)
-        if value is not None:
-            found = self.checked(name, kind, value)
-            self.used[name] = None if found is None else _frozen(value)
-            return found
+    def config(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> Any:
+        """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
+        for source in sources:
+            value = self.find(source)
+            if value is not None:
+                found = self.checked(source, kind, value)
+                self.used[source] = None if found is None else _frozen(value)
+                return found
+        names = [str(source) for source in sources]
         if default is not _REQUIRED:
-            self.defaults[name] = default
+            self.defaults[names[0]] = default
             return default
-        self.problems.append(f"{name} is missing from the config")
+        self.problems.append(f"{' or '.join(names)} is missing from the config")
         self.complete = False
         return None
 
-    def fixed(self, name: str, kind: Callable, default: object = _REQUIRED) -> None:
+    def fixed(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> None:
         """Check a value that has to be what this layout is made for."""
         complete = self.complete
-        self.config(name, kind=kind, default=default)
+        self.config(*sources, kind=kind, default=default)
         self.complete = complete
 
     def find(self, name: str) -> object:

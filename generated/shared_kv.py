@@ -126,7 +126,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "25211a9a057ea7ff"
+LAYOUT_FINGERPRINT = "28b1a1a7d5cef176"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 
 
@@ -1095,13 +1095,13 @@ class Buffer:
     name: str
     space: Space
     layers: tuple[int, ...]  # global ids of the owning layers held here
-    page: Page
+    pages: tuple[Page, ...]  # for each of the layers
     readers: tuple[tuple[int, int], ...] = ()  # layers held here that own none, each with the owner that it reads
 
     @property
     def layer_page_bytes(self) -> int:
         """Bytes of one page of every layer together."""
-        return self.page.page_bytes * len(self.layers)
+        return sum(page.page_bytes for page in self.pages)
 
     @property
     def bytes_per_token(self) -> int | Fraction:
@@ -1165,9 +1165,16 @@ class SharedKvLayout:
         """
         with _Inputs(config, choices) as read:
             num_layers = read.config("num_hidden_layers", kind=_integer())
-            num_key_value_heads = read.config("num_key_value_heads", "num_attention_heads", kind=_integer(minimum=1))
-            head_dim = read.config(
+            full_heads = read.config(
+                "num_global_key_value_heads",
+                "num_key_value_heads",
+                "num_attention_heads",
+                kind=_integer(minimum=1),
+            )
+            full_head_dim = read.config(
+                "global_head_dim",
                 "head_dim",
+                "attention_head_dim",
                 _Derived(
                     "hidden_size / num_attention_heads",
                     ("hidden_size", "num_attention_heads"),
@@ -1179,9 +1186,48 @@ class SharedKvLayout:
                 ),
                 kind=_integer(minimum=1),
             )
-            v_head_dim = read.config(
+            full_v_head_dim = read.config(
+                "v_head_dim",
+                "global_head_dim",
+                "head_dim",
+                "attention_head_dim",
+                _Derived(
+                    "hidden_size / num_attention_heads",
+                    ("hidden_size", "num_attention_heads"),
+                    lambda hidden_size, num_attention_heads: _divide(
+                        hidden_size,
+                        num_attention_heads,
+                        "hidden_size / num_attention_heads",
+                    ),
+                ),
+                kind=_integer(minimum=1),
+            )
+            swa_heads = read.config(
+                "swa_num_key_value_heads",
+                "num_key_value_heads",
+                "num_attention_heads",
+                kind=_integer(minimum=1),
+            )
+            swa_head_dim = read.config(
+                "swa_head_dim",
+                "head_dim",
+                "attention_head_dim",
+                _Derived(
+                    "hidden_size / num_attention_heads",
+                    ("hidden_size", "num_attention_heads"),
+                    lambda hidden_size, num_attention_heads: _divide(
+                        hidden_size,
+                        num_attention_heads,
+                        "hidden_size / num_attention_heads",
+                    ),
+                ),
+                kind=_integer(minimum=1),
+            )
+            swa_v_head_dim = read.config(
+                "swa_v_head_dim",
                 "v_head_dim",
                 "head_dim",
+                "attention_head_dim",
                 _Derived(
                     "hidden_size / num_attention_heads",
                     ("hidden_size", "num_attention_heads"),
@@ -1195,6 +1241,7 @@ class SharedKvLayout:
             )
             num_kv_shared_layers = read.config("num_kv_shared_layers", kind=_integer(), default=None)
             cla_share_factor = read.config("cla_share_factor", kind=_integer(minimum=1), default=None)
+            use_cla = read.config("use_cla", kind=_boolean, default=True)
             layer_types = read.config(
                 "layer_types",
                 kind=_list_of(_renamed({"full_attention": "full", "sliding_attention": "windowed"})),
@@ -1225,7 +1272,6 @@ class SharedKvLayout:
             end_layer = read.choice("end_layer", kind=_integer(), default=None)
             read.stop_if_incomplete()
 
-            heads = _shard(num_key_value_heads, tp_size)
             request_slots = (-(-((window if window is not None else 1) - 1 + step_tokens) // page_size) + 1) * page_size
             read.require(
                 kv_lora_rank is None,
@@ -1244,6 +1290,7 @@ class SharedKvLayout:
                 "every layer shares and none owns",
             )
             read.require(cla_share_factor is None or cla_share_factor > 1, "cla_share_factor: none shares, as in gqa")
+            read.require(cla_share_factor is None or use_cla, "use_cla: none shares, as in gqa")
             read.require(layer_types is None or len(layer_types) >= num_layers, "layer_types is shorter than the model")
             read.require(
                 window is None or layer_types is not None or sliding_window_pattern is not None,
@@ -1270,6 +1317,19 @@ class SharedKvLayout:
             if not rules:
                 rules["otherwise"] = set()
             windowed = read.agreed("windowed", rules, num_layers)
+
+            # let.heads
+            def heads(layer: int) -> int:
+                return _shard(swa_heads if layer in windowed else full_heads, tp_size)
+
+            # let.head_dim
+            def head_dim(layer: int) -> int:
+                return swa_head_dim if layer in windowed else full_head_dim
+
+            # let.v_head_dim
+            def v_head_dim(layer: int) -> int:
+                return swa_v_head_dim if layer in windowed else full_v_head_dim
+
             rules: dict[str, set[int]] = {}  # layers.sets.owns
             if num_kv_shared_layers is not None:
                 rules["has(num_kv_shared_layers)"] = {
@@ -1309,52 +1369,55 @@ class SharedKvLayout:
                 swa_space = Space("swa", page_size=page_size, slots_per_token=_whole(swa_ratio))
             else:
                 swa_space = Space("swa", page_size=page_size, slots_per_token=0, slots_per_request=request_slots)
+
             # formats.kv_rows
-            if kv_format == "bf16" and kv_order == "nhd":
-                kv_rows_page = bf16_nhd_page(token_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "bf16" and kv_order == "hnd":
-                kv_rows_page = bf16_hnd_page(token_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "fp8" and kv_order == "nhd":
-                kv_rows_page = fp8_nhd_page(token_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "fp8" and kv_order == "hnd":
-                kv_rows_page = fp8_hnd_page(token_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "int8" and kv_order == "nhd":
-                kv_rows_page = int8_nhd_page(token_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "int8" and kv_order == "hnd":
-                kv_rows_page = int8_hnd_page(token_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "mxfp8" and kv_order == "nhd" and page_size == 128:
-                kv_rows_page = mxfp8_atom_page(token_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "mxfp8" and kv_order == "nhd":
-                kv_rows_page = mxfp8_nhd_page(token_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "nvfp4" and kv_order == "nhd":
-                kv_rows_page = nvfp4_nhd_page(token_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "nvfp4" and kv_order == "hnd":
-                kv_rows_page = nvfp4_hnd_page(token_space.page_size, heads, head_dim, v_head_dim)
-            else:
-                kv_rows_page = nvfp4_swizzled_page(token_space.page_size, heads, head_dim, v_head_dim)
+            def kv_rows_page(layer: int) -> Page:
+                if kv_format == "bf16" and kv_order == "nhd":
+                    return bf16_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "bf16" and kv_order == "hnd":
+                    return bf16_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "fp8" and kv_order == "nhd":
+                    return fp8_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "fp8" and kv_order == "hnd":
+                    return fp8_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "int8" and kv_order == "nhd":
+                    return int8_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "int8" and kv_order == "hnd":
+                    return int8_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "mxfp8" and kv_order == "nhd" and page_size == 128:
+                    return mxfp8_atom_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "mxfp8" and kv_order == "nhd":
+                    return mxfp8_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "nvfp4" and kv_order == "nhd":
+                    return nvfp4_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "nvfp4" and kv_order == "hnd":
+                    return nvfp4_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                return nvfp4_swizzled_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+
             # formats.kv_rows
-            if kv_format == "bf16" and kv_order == "nhd":
-                page_of_kv_swa = bf16_nhd_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "bf16" and kv_order == "hnd":
-                page_of_kv_swa = bf16_hnd_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "fp8" and kv_order == "nhd":
-                page_of_kv_swa = fp8_nhd_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "fp8" and kv_order == "hnd":
-                page_of_kv_swa = fp8_hnd_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "int8" and kv_order == "nhd":
-                page_of_kv_swa = int8_nhd_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "int8" and kv_order == "hnd":
-                page_of_kv_swa = int8_hnd_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "mxfp8" and kv_order == "nhd" and page_size == 128:
-                page_of_kv_swa = mxfp8_atom_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "mxfp8" and kv_order == "nhd":
-                page_of_kv_swa = mxfp8_nhd_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "nvfp4" and kv_order == "nhd":
-                page_of_kv_swa = nvfp4_nhd_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            elif kv_format == "nvfp4" and kv_order == "hnd":
-                page_of_kv_swa = nvfp4_hnd_page(swa_space.page_size, heads, head_dim, v_head_dim)
-            else:
-                page_of_kv_swa = nvfp4_swizzled_page(swa_space.page_size, heads, head_dim, v_head_dim)
+            def page_of_kv_swa(layer: int) -> Page:
+                if kv_format == "bf16" and kv_order == "nhd":
+                    return bf16_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "bf16" and kv_order == "hnd":
+                    return bf16_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "fp8" and kv_order == "nhd":
+                    return fp8_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "fp8" and kv_order == "hnd":
+                    return fp8_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "int8" and kv_order == "nhd":
+                    return int8_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "int8" and kv_order == "hnd":
+                    return int8_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "mxfp8" and kv_order == "nhd" and page_size == 128:
+                    return mxfp8_atom_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "mxfp8" and kv_order == "nhd":
+                    return mxfp8_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "nvfp4" and kv_order == "nhd":
+                    return nvfp4_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                if kv_format == "nvfp4" and kv_order == "hnd":
+                    return nvfp4_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                return nvfp4_swizzled_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+
             return cls(
                 kv_format=kv_format,
                 kv_order=kv_order,
@@ -1374,14 +1437,22 @@ class SharedKvLayout:
                         "kv_full",
                         token_space,
                         tuple(layer for layer in held if layer in owns and layer not in windowed),
-                        kv_rows_page.divided(split_kv),
+                        tuple(
+                            kv_rows_page(layer).divided(split_kv)
+                            for layer in held
+                            if layer in owns and layer not in windowed
+                        ),
                         readers=kv_full_readers,
                     ),
                     Buffer(
                         "kv_swa",
                         swa_space,
                         tuple(layer for layer in held if layer in owns and layer in windowed),
-                        page_of_kv_swa.divided(split_kv),
+                        tuple(
+                            page_of_kv_swa(layer).divided(split_kv)
+                            for layer in held
+                            if layer in owns and layer in windowed
+                        ),
                         readers=kv_swa_readers,
                     ),
                 ),
@@ -1451,7 +1522,7 @@ class SharedKvLayout:
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
-        return self.buffer(buffer).page.fingerprint
+        return _digest(*(page.fingerprint for page in self.buffer(buffer).pages))
 
 
 def cell_size(layout: SharedKvLayout) -> int | Fraction:
@@ -4242,8 +4313,8 @@ class SharedKvPool:
         self._entries: list[_Entry] = []  # of the pointer table
         for buffer in self._device_buffers:
             num_pages = buffer.num_pages(tokens, requests)
-            page = buffer.page
-            for layer in buffer.layers:
+            owners = zip(buffer.layers, buffer.pages, strict=True)
+            for layer, page in sorted(owners, key=lambda own: buffer.pages.index(own[1])):  # equal pages together
                 tensors, all_views = [], {}
                 for plane in page.planes if page.split else (None,):
                     name = f"{buffer.name}.{plane.name}" if plane else buffer.name
