@@ -1,6 +1,6 @@
 """Public faults of caches of keys and values: the right figure comes out, and the one of the fault does not.
 
-Each test is named after its case of `docs/cases.md`, as in `test_cases.py`, where those of latent rows are.
+Each test is named after its case of `docs/cases.md`. Those of latent rows are in `test_cases.py`.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.cli import kvgen
-from support.models import ROOT, model_config, problem_lines, run_whole
+from support.models import ROOT, model_config, problem_lines
 from support.reference import interpreted, one_thread
 
 from generated import gqa, hybrid_swa, shared_kv
@@ -417,32 +417,6 @@ def test_74_bytes_are_counted_in_bytes() -> None:
     assert sum(region.nbytes for region in pool.transfer_regions()) == pool.num_bytes()
 
 
-Q8_0 = """\
-kvgen: 1
-layout: q8_0
-doc: Blocks of a half float and 32 codes.
-config: {num_layers: {type: int, from: num_hidden_layers}, heads: {type: int, from: num_key_value_heads}}
-let: {dim: 128}
-layers: {body: num_layers}
-spaces: {token: {slots: tokens, page: 32}}
-formats:
-  row:
-    fields: {k_scale: "f16[heads, dim//32]", k: "i8[heads, dim]", v_scale: "f16[heads, dim//32]", v: "i8[heads, dim]"}
-    page:
-      - {each: [slot, heads, dim//32], put: [k_scale, "k[dim%32]"]}
-      - {each: [slot, heads, dim//32], put: [v_scale, "v[dim%32]"]}
-buffers:
-  kv: {format: row, space: token, layers: all}
-"""
-
-
-def test_75_blocks_are_no_elements() -> None:
-    """node-llama-cpp 608: 34 bytes for 32 values; Llama-3.1-8B has 65,536 of them a token, 69,632 bytes."""
-    module = run_whole("q8_0", lambda file: Q8_0.encode())
-    assert 32 * 8 * 2 * 128 == 65536 and 65536 * 34 == 2_228_224
-    assert cell(module, heads(32)) == 69632 == 65536 // 32 * 34
-
-
 # -- e: copies
 
 
@@ -464,26 +438,6 @@ def test_85_copies_of_mxfp8_have_four_parts() -> None:
         for layer in (0, 1):
             field = pool.get_kv_fields(layer)[part.fields[0]].view(torch.uint8).flatten(0, 1).flatten(1)
             assert torch.equal(rows[layer], field[slots])
-
-
-ROWS = Q8_0.replace("q8_0", "two_rows").replace("Blocks of a half float and 32 codes.", "Two rows a token.")
-ROWS = (
-    ROWS[: ROWS.index("formats:")].replace("let: {dim: 128}", "let: {rows: 2}")
-    + """\
-formats:
-  row: {fields: {k: "bf16[rows, heads, 128]", v: "bf16[rows, heads, 128]"}, page: [[k], [v]]}
-buffers:
-  kv: {format: row, space: token, layers: all, split: true}
-"""
-)
-
-
-def test_86_all_rows_of_a_token_are_copied() -> None:
-    """sglang 40304: two rows of 8 heads of K are 4,096 bytes a token, on the device and in a copy."""
-    module = run_whole("two_rows", lambda file: ROWS.encode())
-    pool = module.Pool(module.Layout.from_config(heads(1)), 32)
-    assert pool.buffer("kv", 0, "k").numel() == 64 * 4096
-    assert [part.record_bytes for part in pool.describe_staging(1)] == [4096, 4096] == [2 * 8 * 128 * 2] * 2
 
 
 # -- f: moves
