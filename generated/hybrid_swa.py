@@ -126,7 +126,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "5bc1c3a027c3181c"
+LAYOUT_FINGERPRINT = "509caf5ba5c3c356"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 
 
@@ -1254,9 +1254,10 @@ class HybridSwaLayout:
             sliding_window_pattern = read.config(
                 "sliding_window_pattern",
                 "_sliding_window_pattern",
-                kind=_integer(minimum=1),
+                kind=_unless(str, _integer(minimum=1)),
                 default=None,
             )
+            window_letters = read.config("sliding_window_pattern", kind=_unless(int, _letters("LG")), default=None)
             no_rope_layers = read.config("no_rope_layers", kind=_list_of(_one_of(0, 1)), default=None)
             attention_chunk_size = read.config("attention_chunk_size", kind=_integer(), default=None)
             use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=None)
@@ -1317,10 +1318,12 @@ class HybridSwaLayout:
                 no_rope_layers is None or len(no_rope_layers) >= num_layers,
                 "no_rope_layers is shorter than the model",
             )
+            read.require(window_letters is None or len(window_letters) > 0, "sliding_window_pattern has no letters")
             read.require(
                 layer_types is not None
                 or hybrid_layer_pattern is not None
                 or sliding_window_pattern is not None
+                or window_letters is not None
                 or max_window_layers is not None
                 or attention_chunk_size is not None,
                 "a window, but neither layer_types nor another field that says which layers have it",
@@ -1348,6 +1351,14 @@ class HybridSwaLayout:
             if sliding_window_pattern is not None:
                 rules["has(sliding_window_pattern)"] = {
                     layer for layer in layers if layer < num_layers and (layer + 1) % sliding_window_pattern != 0
+                }
+            if window_letters is not None:
+                rules["has(window_letters)"] = {
+                    layer
+                    for layer in layers
+                    if layer < num_layers
+                    and len(window_letters) > 0
+                    and window_letters[layer % len(window_letters)] == "L"
                 }
             if no_rope_layers is not None:
                 rules["has(no_rope_layers)"] = {
@@ -1655,7 +1666,8 @@ class _Inputs:
             value = self.find(source)
             if value is not None:
                 found = self.checked(source, kind, value)
-                self.used[source] = None if found is None else _frozen(value)
+                if found is not None:
+                    self.used[source] = _frozen(value)
                 return found
         names = [str(source) for source in sources]
         if default is not _REQUIRED:
@@ -1790,6 +1802,18 @@ def _renamed(words: dict) -> Callable:
     return read
 
 
+def _letters(alphabet: str) -> Callable:
+    def read(value: object) -> str:
+        odd = [letter for letter in value if letter not in alphabet] if isinstance(value, str) else [value]
+        if odd:
+            raise ValueError(f"expected the letters {alphabet}, found {_shown(odd[0])}")
+        if len(value) > 10000:
+            raise ValueError(f"expected at most 10000 letters, found {len(value)}")
+        return value
+
+    return read
+
+
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"expected a text, found {_shown(value)}")
@@ -1809,6 +1833,13 @@ def _list_of(kind: Callable) -> Callable:
             except ValueError as error:
                 raise ValueError(f"element {position}: {error}") from None
         return tuple(items)
+
+    return read
+
+
+def _unless(other: type | tuple[type, ...], kind: Callable) -> Callable:
+    def read(value: object) -> object:
+        return None if isinstance(value, other) else kind(value)
 
     return read
 

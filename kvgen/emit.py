@@ -480,6 +480,13 @@ class _Viewer:
 
     def kind(self, item: Parameter) -> Code:
         """The reader of a parameter's values."""
+        if item.besides is None:
+            return self.own_kind(item)
+        self.used.add("unless")
+        other = {"int": "int", "text": "str", "list": "(list, tuple)"}[item.besides]
+        return call("_unless", Raw(other), self.own_kind(item))
+
+    def own_kind(self, item: Parameter) -> Code:
         if item.equals is not None:
             if item.kind == "ratio":
                 self.used.add("ratio")

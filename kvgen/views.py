@@ -74,6 +74,7 @@ class KindsView:
     letters: bool
     text: bool
     list_of: bool
+    unless: bool
     divide: bool
     shard: bool
     agreed: bool

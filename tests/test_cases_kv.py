@@ -596,13 +596,38 @@ def test_108_a_model_where_all_share_is_refused(shared: int) -> None:
     assert refusal(gqa, config) == ["layers share keys and values, as in shared_kv"]
 
 
-def test_109_a_pattern_that_is_none() -> None:
-    """transformers 39698: no pattern and no window is all full; 0 and a text that is none are no ZeroDivisionError."""
-    config = heads(64, sliding_window=None, sliding_window_pattern=None)
-    assert cell(gqa, config) == 64 * 4096
-    for pattern, found in ((0, "an integer from 1 to 1099511627776, found 0"), ("LLLG", "an integer, found 'LLLG'")):
-        (line,) = refusal(hybrid_swa, config | {"sliding_window": 4096, "sliding_window_pattern": pattern})
-        assert line == f"sliding_window_pattern: expected {found}"
-    kinds = [KINDS[kind] for kind in "sssf" * 16]
-    layout = hybrid_swa.Layout.from_config(config | {"sliding_window": 4096, "layer_types": kinds})
-    assert [len(layout.layers(name)) for name in ("kv_swa", "kv_full")] == [48, 16]
+@pytest.mark.parametrize(("layers", "pattern", "full"), [(64, "LLLG", 16), (64, 4, 16), (6, "LLLG", 1), (6, "G", 6)])
+def test_109_a_pattern_is_a_text_or_a_number(layers: int, pattern: object, full: int) -> None:
+    """transformers 39698: EXAONE 4 writes "LLLG", which others write as 4; the list of layers agrees."""
+    config = heads(layers, sliding_window=4096, sliding_window_pattern=pattern)
+    layout = hybrid_swa.Layout.from_config(config)
+    assert [len(layout.layers(name)) for name in ("kv_swa", "kv_full")] == [layers - full, full]
+    assert layout.config_used["sliding_window_pattern"] == pattern
+    assert "sliding_window_pattern" not in layout.defaults_used
+    kinds = [KINDS["f" if layer in layout.layers("kv_full") else "s"] for layer in range(layers)]
+    assert hybrid_swa.Layout.from_config(config | {"layer_types": kinds}).layers("kv_full") == layout.layers("kv_full")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lines"),
+    [
+        (0, ["sliding_window_pattern: expected an integer from 1 to 1099511627776, found 0"]),
+        (True, ["sliding_window_pattern: expected an integer, found True"]),
+        ("LXG", ["sliding_window_pattern: expected the letters LG, found 'X'"]),
+        ("", ["sliding_window_pattern has no letters"]),
+        (
+            [4],
+            [
+                "sliding_window_pattern: expected an integer, found [4]",
+                "sliding_window_pattern: expected the letters LG, found [4]",
+            ],
+        ),
+        (None, ["a window, but neither layer_types nor another field that says which layers have it"]),
+    ],
+)
+def test_109_a_pattern_that_cannot_be(pattern: object, lines: list[str]) -> None:
+    assert refusal(hybrid_swa, heads(64, sliding_window=4096, sliding_window_pattern=pattern)) == lines
+
+
+def test_109_no_pattern_and_no_window() -> None:
+    assert cell(gqa, heads(64, sliding_window=None, sliding_window_pattern=None)) == 64 * 4096
