@@ -409,7 +409,7 @@ def test_layers_are_split_evenly(layers: int, stages: int, split: tuple[int, ...
 
 
 @pytest.mark.parametrize(("role", "cells"), [("target", [24048, 23652]), ("both", [24048, 24360])])
-def test_8_stages_have_their_own_indexers(role: str, cells: list[int]) -> None:
+def test_eight_stages_have_their_own_indexers(role: str, cells: list[int]) -> None:
     """TensorRT-LLM 16558: of GLM-5.2, 12 owners of 39 layers and 9 of 39; the MTP layer is on the last stage."""
     words = (GLM_DSA, "--config", GLM_52, "--set", "kv_format=fp8_raw", "--set", f"role={role}")
     found = document(*words, "--pp", 2, "--memory", "10GiB")
