@@ -4619,11 +4619,18 @@ class HybridSwaPool:
         }
 
     def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
-        """Addresses, bytes and bytes of a page of `kv_full` or `kv_swa` for each layer held.
+        """Addresses, bytes and bytes of a page of `kv_full` for each layer held.
 
         Three lists in the order of the layers; zeros for a layer that owns none.
         """
-        return self._infos(("kv_full", "kv_swa"))
+        return self._infos(("kv_full",))
+
+    def get_state_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
+        """Addresses, bytes and bytes of a page of `kv_swa` for each layer held.
+
+        Three lists in the order of the layers; zeros for a layer that owns none.
+        """
+        return self._infos(("kv_swa",))
 
     def _store(
         self,

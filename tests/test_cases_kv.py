@@ -420,6 +420,20 @@ def test_74_bytes_are_counted_in_bytes() -> None:
 # -- e: copies
 
 
+def test_83_pages_of_windows_have_a_list_of_their_own() -> None:
+    """sglang 33043: entries of two kinds of page numbers are in two lists, in the order of the layers."""
+    pool = hybrid_swa.Pool(hybrid_swa.Layout.from_config(windowed("sfs", 1, 64)), 64)
+    regions = {(region.layer, region.space, region.ptr) for region in pool.transfer_regions()}
+    for infos, space, layers in (
+        (pool.get_contiguous_buf_infos, "token", [1]),
+        (pool.get_state_buf_infos, "swa", [0, 2]),
+    ):
+        ptrs, _, item_lens = infos()
+        assert [entry % 3 for entry, ptr in enumerate(ptrs) if ptr] == layers * 2  # of K and of V
+        assert {ptr for ptr in ptrs if ptr} == {ptr for _, own, ptr in regions if own == space}
+        assert set(item_lens) == {0, 16 * 64 * 2}
+
+
 def test_85_copies_of_mxfp8_have_four_parts() -> None:
     """sglang 35888: K, V and the scales of each, of the same slots in the same order."""
     layout = gqa.Layout.from_config(heads(2, 2), kv_format="mxfp8")
