@@ -60,7 +60,8 @@ def test_specs_as_text() -> None:
         "  Multi-head latent attention (DeepSeek-V3, Kimi-K2), one latent row per token in every layer\n"
         f"  file     {SPECS}/mla.yaml\n"
         "  needs    num_hidden_layers, kv_lora_rank = 512, qk_rope_head_dim = 64\n"
-        "  reads    num_nextn_predict_layers, index_topk, linear_attn_config.kda_layers, layer_group_size\n"
+        "  reads    num_nextn_predict_layers, index_topk, "
+        "linear_attn_config.kda_layers or linear_attn_config.full_attn_layers, layer_group_size\n"
         "  choices  kv_format (bf16 | fp8_scaled | fp8_raw | nvfp4), page_size\n"
     ) in out
     status, out, err = kvgen("specs", "--config", CONFIGS / "glm-5.json")
