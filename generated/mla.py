@@ -39,7 +39,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "1932eb70926df178"
+LAYOUT_FINGERPRINT = "e94b1a68ac7109ac"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {
     "bf16": 2,
@@ -304,14 +304,28 @@ class MlaLayout:
                 kind=_list_of(_integer()),
                 default=None,
             )
+            layer_types = read.config(
+                "layer_types",
+                kind=_list_of(
+                    _renamed(
+                        {
+                            "full_attention": "full",
+                            "indexed_attention": "other",
+                            "deepseek_sparse_attention": "other",
+                            "sliding_attention": "other",
+                            "chunked_attention": "other",
+                            "linear_attention": "other",
+                        },
+                    ),
+                ),
+                default=None,
+            )
             layer_group_size = read.config("layer_group_size", kind=_integer(), default=None)
             kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw", "nvfp4"), default="bf16")
             page_size = read.choice("page_size", kind=_integer(minimum=1), default=64)
             role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
             start_layer = read.choice("start_layer", kind=_integer(), default=0)
             end_layer = read.choice("end_layer", kind=_integer(), default=None)
-            read.stop_if_incomplete()
-
             read.require(
                 index_topk is None,
                 "index_topk: sparse attention has indexer keys too, which the layout glm_dsa has",
@@ -321,9 +335,15 @@ class MlaLayout:
                 "linear_attn_config: layers of linear attention have state, no latent rows",
             )
             read.require(
+                layer_types is None or "other" not in layer_types,
+                "layer_types: layers that keep something else than a latent row of each token",
+            )
+            read.require(
                 layer_group_size is None or layer_group_size == 1,
                 "layer_group_size: layers of linear attention have state, no latent rows",
             )
+            read.stop_if_incomplete()
+
             layers = range(num_layers + draft_layers)
             if len(layers) > 10000:
                 raise LayoutError(f"{len(layers)} layers are more than 10000")
@@ -603,6 +623,13 @@ def _one_of(*words: str) -> Callable:
             hint = _did_you_mean(value, words)
             raise ValueError(f"expected one of {', '.join(map(str, words))}, found {_shown(value)}{hint}")
         return value
+
+    return read
+
+
+def _renamed(words: dict) -> Callable:
+    def read(value: object) -> object:
+        return words[_one_of(*words)(value)]
 
     return read
 

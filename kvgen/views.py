@@ -266,6 +266,7 @@ class ModuleView:
     choice_docs: tuple[str, ...]
     reads: tuple[str, ...]
     lets: tuple[str, ...]
+    early_requires: tuple[str, ...]
     requires: tuple[str, ...]
     num_layers: str
     held: str

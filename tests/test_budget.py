@@ -212,8 +212,9 @@ def draw_keys_and_values(draw: random.Random) -> tuple[dict[str, Any], dict[str,
 
 def draw_windows(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
     config, choices = draw_keys_and_values(draw)
-    layers = config["num_hidden_layers"]
+    config["num_hidden_layers"] = layers = max(1, config["num_hidden_layers"])
     kinds = [draw.choice(["sliding_attention", "full_attention"]) for _ in range(layers)]
+    kinds[draw.randrange(layers)] = "sliding_attention"
     config |= {"layer_types": kinds, "sliding_window": draw.choice([128, 4096])}
     return config, choices | {"swa_pool": draw.choice(["ratio", "requests"]), "swa_ratio": draw.choice([0, 1, "1/10"])}
 

@@ -350,6 +350,7 @@ def test_config_that_no_shipped_layout_is_for(tmp_path: Path) -> None:
         "  = note: glm_dsa: index_head_dim is missing from the config\n"
         "  = note: gqa: kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "  = note: hybrid_swa: sliding_window or attention_chunk_size is missing from the config\n"
+        "  = note: hybrid_swa: kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "  = note: mla: index_topk: sparse attention has indexer keys too, which the layout glm_dsa has\n"
         "  = note: shared_kv: kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "  = note: shared_kv: neither num_kv_shared_layers nor cla_share_factor, so no layer reads what another has\n"
