@@ -90,14 +90,14 @@ def layout_of_arguments(
         raise NotImplementedError(f"{NAME}: decode context parallelism is not supported by this layout")
     refused = {
         "heads of window layers": (swa_head_num, swa_head_dim, swa_v_head_dim) != (None, None, None),
-        f"the codes of {getattr(quant_method, 'name', quant_method)}": quant_method is not None,
+        f"codes of {getattr(quant_method, 'name', quant_method)}": quant_method is not None,
         f"the order {kv_cache_layout}": kv_cache_layout is not None,
         "the order HND (SGLANG_USE_HND_KVCACHE)": envs.SGLANG_USE_HND_KVCACHE.get(),
         "memory backed after capture (SGLANG_ENABLE_POST_CAPTURE_KV_SIZING)": post_capture_active,
     }
     for name, is_asked in refused.items():
         if is_asked:
-            raise NotImplementedError(f"{NAME}: {name} is not supported by this layout")
+            raise NotImplementedError(f"{NAME}: SGLang asks for {name}, which this layout does not have")
     first = start_layer or 0
     v_head_dim = head_dim if v_head_dim is None else v_head_dim
     config = {
@@ -248,7 +248,7 @@ class GqaTokenToKVPool(MHATokenToKVPool):
             return values, None
         if values.dtype == torch.bfloat16:
             return values, scale
-        return (values if scale is None else values / scale).to(self.dtype), None
+        return (values if scale is None else values.clone().div_(scale)).to(self.dtype), None
 
 
 TokenToKVPool = GqaTokenToKVPool

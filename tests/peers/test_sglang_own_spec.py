@@ -127,7 +127,7 @@ def test_slots_by_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defa
         if fits:
             assert type(build(configurator, 128)) is module.TokenToKVPool
         else:
-            message = "^own: the latent has one slot a token in SGLang, and not here by default$"
+            message = "^own: a token has one slot in SGLang, and not here by default$"
             with pytest.raises(NotImplementedError, match=message):
                 build(configurator, 128)
 

@@ -119,7 +119,7 @@ def test_modules_that_are_no_adapters(monkeypatch: pytest.MonkeyPatch, tmp_path:
         ("import nothing", "cannot be imported: No module named 'nothing'"),
         (
             "TokenToKVPool = bytes_for = cell_size = None",
-            "this version of kvgen did not write: it has no KIND, layout_of_arguments; "
+            "this version of kvgen did not write: it has no KIND, NAME, layout_of_arguments; "
             "write it again with `kvgen build --engine sglang`",
         ),
     ],

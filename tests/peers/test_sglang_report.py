@@ -20,8 +20,8 @@ from deployments import (
     glm_5_2,
     own_cell_size,
 )
+from pairs import DIFFERENCES
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
-from test_sglang_bytes import DIFFERENCES
 
 REPORT = Path(__file__).parents[2] / "docs" / "sglang-report.md"
 MODELS = {"an indexer in all layers": glm_5_2(), "21 of 78 layers own one": glm_5_2(**SHARING)}
