@@ -318,7 +318,7 @@ def _bytes(layout: Layout, kind: Kind) -> Iterator[str]:
         given = [_given(item)[argument] for argument in call.arguments]
         pages = [page for page in pages_of(layout, item) if wanted.may_be(page)]
         if not pages:
-            yield f"no kernel reads the bytes of any of its formats that `{item.name}` writes"
+            yield f"no kernel reads the bytes of any format that `{item.name}` writes"
         for page in pages:
             if [field.name for field in page.fields if field.name in given] != given or not wanted.are(page):
                 shown = "; ".join(f"{field.name} {place or 'in pieces'}" for field, place in _fields(page))
