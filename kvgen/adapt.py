@@ -15,7 +15,7 @@ from kvgen.expr import Literal, Name
 from kvgen.layout import DerivedSpace, Layout, OperationLayout, RootSpace
 from kvgen.operations import pages_of, scale_argument
 from kvgen.page import BYTE, FieldLayout, Page
-from kvgen.pysource import Raw, flat, quoted, tuple_of
+from kvgen.pysource import Code, Raw, flat, quoted, statement, tuple_of
 from kvgen.scope import Scope
 from kvgen.size import Size
 from kvgen.views import AdapterView
@@ -197,8 +197,8 @@ def adapt(layout: Layout, scope: Scope, kind: Kind) -> str:
         name=layout.name,
         class_name=class_name(layout.name),
         header=header(layout.file, f"kvgen build --engine {kind.engine}"),
-        formats=_listed(_formats(layout, scope, kind)),
-        pages=_listed([page.format for page in _read(layout, kind)]),
+        formats=flat(_listed(_formats(layout, scope, kind))),
+        pages=statement("PAGES = ", _listed([page.format for page in _read(layout, kind)]), 0),
         buffer=next(item.buffers[0] for item in called if item.name in kind.reads),
         buffers={item.name: item.buffers[0] for item in called},
         fields=fields,
@@ -210,8 +210,8 @@ def adapt(layout: Layout, scope: Scope, kind: Kind) -> str:
     return template(f"{kind.engine}_{kind.name}.py.jinja").render(a=view)
 
 
-def _listed(texts: Iterable[str]) -> str:
-    return flat(tuple_of([Raw(quoted(text)) for text in texts]))
+def _listed(texts: Iterable[str]) -> Code:
+    return tuple_of([Raw(quoted(text)) for text in texts])
 
 
 def _formats(layout: Layout, scope: Scope, kind: Kind) -> list[str]:

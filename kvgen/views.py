@@ -341,7 +341,7 @@ class AdapterView:
     class_name: str
     header: str
     formats: str  # values of the choice between them, of which the engine may ask for one
-    pages: str  # by the names of their formats, of those
+    pages: str  # the statement that names the formats of their pages
     buffer: str  # that these are of
     buffers: Mapping[str, str]  # the first of each operation, by the engine's name of the operation
     fields: Mapping[str, str]  # that the engine's arguments are for

@@ -108,7 +108,7 @@ def test_the_adapter_states_no_numbers(name: str, others: set[int]) -> None:
 def test_the_formats_that_sglang_may_ask_for(name: str, formats: str) -> None:
     text = (ADAPTER.parent / f"{name}.py").read_text()
     assert re.findall(r"for kv_format in (\(.*\)):", text) == [formats]
-    assert re.findall(r"^PAGES = (\(.*\)) ", text, re.M) == (['("bf16_nhd", "fp8_nhd")'] if name == "gqa" else [])
+    assert re.findall(r"^PAGES = (\(.*\))$", text, re.M) == (['("bf16_nhd", "fp8_nhd")'] if name == "gqa" else [])
 
 
 def test_without_sglang_the_import_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +141,26 @@ def test_an_adapter_of_a_layout_of_other_names(tmp_path: Path) -> None:
     assert 'buffer("latent_rows")' in text and 'buffer("index_rows_of_pages")' in text
     assert "self.generated.move_slots(" in text and "self.generated.save_slots(" in text
     assert "class ALayoutWhoseNameHasFortyLettersAbTokenToKVPool(DSATokenToKVPool):" in text
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(adapter)]
+    for words in (["check"], ["format", "--diff"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *words, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_an_adapter_of_heads_of_other_names(tmp_path: Path) -> None:
+    """However long they are."""
+    names = {letter: f"{letter * 29}_of_a_token" for letter in "kvbp"}  # of 40 letters
+    for name in ("gqa", "kv_rows"):
+        text = (ROOT / "specs" / f"{name}.yaml").read_text().split("\nexpect:")[0] + "\n"
+        text = re.sub(r"\b([kv])\b(?=[,:\]}])", lambda found: names[found[1]], text)
+        text = re.sub(r"\bkv\b(?=[,:\]])", names["b"], text).replace("bf16_nhd", names["p"])
+        text = text.replace("layout: gqa", "layout: a_layout_whose_name_has_forty_letters_ab")
+        (tmp_path / f"{name}.yaml").write_text(text)
+    assert kvgen("build", tmp_path / "gqa.yaml", "--engine", "sglang", "-o", tmp_path)[0] == 0
+    adapter = tmp_path / "sglang" / "a_layout_whose_name_has_forty_letters_ab.py"
+    text = adapter.read_text()
+    assert f'BUFFER = "{names["b"]}"\nKEYS, KEY_SCALE = "{names["k"]}", "{names["k"]}_scale"\n' in text
+    assert f'PAGES = ("{names["p"]}", "fp8_nhd")' in text
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(adapter)]
     for words in (["check"], ["format", "--diff"]):
         done = subprocess.run([sys.executable, "-m", "ruff", *words, *config], capture_output=True, text=True)
@@ -292,13 +312,15 @@ EDITS = {  # of the shipped specs, and what SGLang would have against them
         r'k: "bf16[heads, head_dim]\1\n    page: [[k, v]]',
         "no kernel reads the bytes of `bf16_nhd`: "
         "k bf16[head_dim * heads] at 0, 2 * head_dim * heads + 2 * heads * v_head_dim bytes a slot; "
-        "v bf16[heads * v_head_dim] at 2 * head_dim * heads, 2 * head_dim * heads + 2 * heads * v_head_dim bytes a slot",
+        "v bf16[heads * v_head_dim] at 2 * head_dim * heads, "
+        "2 * head_dim * heads + 2 * heads * v_head_dim bytes a slot",
     ),
     "values before keys": (
         ["kv_rows"],
         r"\[\[k\], \[v\]\]",
         "[[v], [k]]",
-        "no kernel reads the bytes of `bf16_nhd`: v bf16[heads * v_head_dim] at 0, 2 * heads * v_head_dim bytes a slot; "
+        "no kernel reads the bytes of `bf16_nhd`: "
+        "v bf16[heads * v_head_dim] at 0, 2 * heads * v_head_dim bytes a slot; "
         "k bf16[head_dim * heads] at 2 * slots * heads * v_head_dim, 2 * head_dim * heads bytes a slot",
         "no kernel reads the bytes of `fp8_nhd`: v e4m3[heads * v_head_dim] at 0, heads * v_head_dim bytes a slot; "
         "k e4m3[head_dim * heads] at slots * heads * v_head_dim, head_dim * heads bytes a slot",

@@ -30,7 +30,12 @@ except ImportError as error:
 __all__ = ["KIND", "NAME", "TokenToKVPool", "bytes_for", "cell_size", "layout_of", "layout_of_arguments"]
 
 DTYPES = {torch.bfloat16: "bf16", torch.float8_e4m3fn: "e4m3"}
-PAGES = ("bf16_nhd", "fp8_nhd")  # whose rows SGLang's kernels read
+
+BUFFER = "kv"
+KEYS, KEY_SCALE = "k", "k_scale"
+VALUES, VALUE_SCALE = "v", "v_scale"
+# Formats of pages whose rows SGLang's kernels read.
+PAGES = ("bf16_nhd", "fp8_nhd")
 ALIGNMENT = 256  # of memory that the pool is given
 
 
@@ -48,9 +53,8 @@ def layout_of(config: object, dtype: torch.dtype, **choices: object) -> Layout:
     found = []
     for kv_format in ("bf16", "fp8"):
         layout = Layout.from_config(config, kv_format=kv_format, **choices)
-        page = layout.buffer("kv").page
-        is_read = page.format in PAGES and page.split
-        if is_read and page.field("k").dtype == DTYPES.get(dtype):
+        page = layout.buffer(BUFFER).page
+        if page.format in PAGES and page.split and page.field(KEYS).dtype == DTYPES.get(dtype):
             return layout
         found.append(f"`{page.format}`" if page.split else f"`{page.format}` in one tensor")
     wanted = f"keys and values of {str(dtype).removeprefix('torch.')}, row by row in two tensors"
@@ -107,10 +111,11 @@ def layout_of_arguments(
         "v_head_dim": v_head_dim,
     }
     layout = layout_of(config, dtype, start_layer=first, page_size=page_size)
-    page = layout.buffer("kv").page
-    rows = [page.field(name).shape[1:] for name in ("k", "v")]
-    if rows != [(head_num, head_dim), (head_num, v_head_dim)]:
-        raise ValueError(f"{NAME}: keys and values of {head_num} heads of {head_dim} and {v_head_dim} are here {rows}")
+    page = layout.buffer(BUFFER).page
+    here = [list(page.field(name).shape[1:]) for name in (KEYS, VALUES)]
+    asked = [[head_num, head_dim], [head_num, v_head_dim]]
+    if here != asked:
+        raise ValueError(f"{NAME}: a token has keys and values {asked} in SGLang, and {here} here")
     space = layout.buffer("kv").space
     if page_size != space.page_size:
         raise ValueError(f"{NAME}: a page of this layout has {space.page_size} slots, not {page_size}")
@@ -135,17 +140,17 @@ class GqaTokenToKVPool(MHATokenToKVPool):
         self._beside: torch.Tensor | None = None
         self.generated = Pool(self._layout, self.size, self.device, allocate=self._allocate_plane)
         fields = [self.generated.get_kv_fields(layer) for layer in self._layout.held]
-        self.k_buffer = [own["k"].view(self.store_dtype).flatten(0, 1) for own in fields]
-        self.v_buffer = [own["v"].view(self.store_dtype).flatten(0, 1) for own in fields]
+        self.k_buffer = [own[KEYS].view(self.store_dtype).flatten(0, 1) for own in fields]
+        self.v_buffer = [own[VALUES].view(self.store_dtype).flatten(0, 1) for own in fields]
 
     def _allocate_plane(self, name: str, layer: int, nbytes: int) -> torch.Tensor:
         """Memory of keys or values: those of a layer side by side, where SGLang's paged kernels find both."""
         beside, self._beside = self._beside, None
         if beside is not None:
             return beside
-        if name != "kv.k" or nbytes % ALIGNMENT:
+        if name != f"{BUFFER}.{KEYS}" or nbytes % ALIGNMENT:
             return self._allocate(name, layer, nbytes)
-        buffer = self._layout.buffer("kv")
+        buffer = self._layout.buffer(BUFFER)
         memory = self._allocate(name, layer, buffer.num_bytes(self.size) // len(buffer.layers))
         self._beside = memory[nbytes:]
         return memory[:nbytes]
@@ -193,7 +198,7 @@ class GqaTokenToKVPool(MHATokenToKVPool):
         cache_k, k_scale = self._values(cache_k.view(-1, self.head_num, self.head_dim), k_scale)
         cache_v, v_scale = self._values(cache_v.view(-1, self.head_num, self.v_head_dim), v_scale)
         values = {"cache_k": cache_k, "cache_v": cache_v}
-        scales = {"k_scale": k_scale, "v_scale": v_scale}
+        scales = {KEY_SCALE: k_scale, VALUE_SCALE: v_scale}
         given = {name: scale for name, scale in scales.items() if scale is not None}
         self.generated.set_kv_buffer(layer_id, loc, **values, **given, skip_reserved=False)
 
