@@ -14,7 +14,7 @@ TOKENS, PAGE = 512, 64
 SLOTS = TOKENS + PAGE
 # The last layer of the DSA model shares the top-k of the one before it, and has no index keys.
 MODELS = {"dsa": glm_5_2(4, indexer_types=["full", "full", "full", "shared"]), "mla": deepseek_v3(4)}
-KEYS = {"mha": (64, 64), "mha wide": (192, 128)}  # widths of a head's key and of its value
+KEYS = {"mha": (64, 64), "mha wide": (192, 128), "mha deep": (64, 192)}  # widths of a head's key and of its value
 ADAPTERS = {
     "dsa": "generated.sglang.glm_dsa",
     "mla": "generated.sglang.mla",

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 from deployments import E4M3, HEAD_DTYPES, Deployment, build, build_own, model_of, own_cell_size
-from pairs import MHA, SLOTS, TOKENS, Both, difference, layer, of
+from pairs import HEADS as OF_PAIRS
+from pairs import MHA, PAGE, SLOTS, TOKENS, Both, difference, layer, of
+from sglang.srt.kv_canary.pool_patcher import api as pool_patcher
+from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from sglang.srt.runtime_context import get_parallel
@@ -238,6 +241,19 @@ def test_keys_and_values_lie_side_by_side(both: Both) -> None:
             assert k.nbytes % (k.stride(0) * k.itemsize * pool.page_size) == 0
 
 
+@of("mha bf16")
+def test_the_paged_inputs_of_a_kernel(both: Both) -> None:
+    """SGLang's TensorRT-LLM backend addresses the values of a layer by blocks from its keys, and copies neither."""
+    table = torch.tensor([[2, 5]], dtype=torch.int32)
+    backend = SimpleNamespace(forward_metadata=SimpleNamespace(fmha_v2_block_tables=None))
+    for pool in both:
+        k, v = (own[1].view(-1, PAGE, OF_PAIRS, 64) for own in (pool.k_buffer, pool.v_buffer))
+        backend.forward_metadata.fmha_v2_block_tables = None
+        (_, pair), blocks = TRTLLMHAAttnBackend._fmha_v2_paged_inputs(backend, None, k, v, table)
+        assert pair[0] is k and pair[1] is v
+        assert blocks.tolist() == [[[2, 5], [2 + 9, 5 + 9]]]  # 8 pages and the reserved one
+
+
 def test_memory_that_cannot_be_shared() -> None:
     """Keys of 65 slots of 64 bytes end between multiples of 256: tensors of their own."""
     model = model_of("llama-3.1-8b", num_hidden_layers=2, num_key_value_heads=1, head_dim=64)
@@ -347,8 +363,7 @@ def test_negative_nan_of_a_head(both: Both) -> None:
 
 
 @difference(
-    "SGLang's stores fail on slots outside (an IndexError of torch), and its moves look at no bounds; the generated "
-    "pool skips them",
+    "SGLang's stores fail on slots outside (an IndexError of torch); the generated pool skips them, in moves too",
     *MHA,
 )
 def test_slots_outside_of_heads(both: Both) -> None:
@@ -402,8 +417,25 @@ def test_moves_of_many_tokens(both: Both) -> None:
 
 
 @difference(
-    "SGLang writes a copy of more layers as far as it goes, and one of other slots where no chunk of 8,192 differs (an "
-    "assertion); the generated pool refuses a copy of another layout or length",
+    "SGLang moves of values no more than the keys have, by whole tiles of 128 bytes or more; the generated pool all",
+    "mha deep bf16",
+)
+def test_moves_of_values_wider_than_keys(both: Both) -> None:
+    """Rows of 3 x 64 x 2 = 384 bytes of keys, three tiles, and of 1,152 bytes of values."""
+    slots = both.slots(20)
+    before = [rows.view(torch.uint8).flatten(1).clone() for rows in (both.own.k_buffer[0], both.own.v_buffer[0])]
+    for pool in both:
+        pool.move_kv_cache(slots[:10], slots[10:])
+    for number, name in enumerate(("k_buffer", "v_buffer")):
+        theirs, ours = (getattr(pool, name)[0].view(torch.uint8).flatten(1)[slots[:10]] for pool in both)
+        assert torch.equal(ours, before[number][slots[10:]])
+        assert torch.equal(theirs[:, :384], ours[:, :384])
+        assert torch.equal(theirs[:, 384:], before[number][slots[:10], 384:])
+
+
+@difference(
+    "SGLang writes a copy of more layers, or of more slots than are named, as far as it goes, unless that is within a "
+    "chunk of 8,192 slots (an assertion); the generated pool refuses a copy of another layout or length",
     "mha bf16",
 )
 def test_another_copy_of_heads(both: Both) -> None:
@@ -589,7 +621,7 @@ def test_other_models_are_left_alone() -> None:
         assert not hasattr(build(configurator, 128), "generated")
 
 
-# -- memory, and what HiCache is told
+# -- memory, and what HiCache and other parts of SGLang are told
 
 
 def test_memory_comes_from_sglangs_regions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,3 +682,20 @@ def test_what_hicache_keeps_is_declared(both: Both) -> None:
     for info in (one, other):
         info.buffer_info.validate(layer_ids=info.layer_ids)
     assert one.buffer_info.buffers.layout == other.buffer_info.buffers.layout
+
+
+def test_sglangs_canary_has_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks a pool up by its very class, for which it has a function of its own."""
+    attachers = dict(pool_patcher._POOL_ATTACHERS)
+    monkeypatch.setattr(pool_patcher, "_POOL_ATTACHERS", attachers)
+    with deployment(end=2).serving() as configurator:
+        pool = build(configurator, 64)
+    words = {"pool": pool, "device": torch.device("cpu"), "kv_token_id_vs_position_offset": 0}
+    message = "^kv-canary: no attacher registered for pool class GqaTokenToKVPool; "
+    with pytest.raises(NotImplementedError, match=message):
+        pool_patcher.attach_canary_buffers(**words, config=None)
+    pool_patcher.register_pool_attacher(adapter.TokenToKVPool, pool_patcher.attach_mha)
+    monkeypatch.setattr(pool_patcher, "resolve_real_kv_read_bytes", lambda config: 16)
+    (group,) = pool_patcher.attach_canary_buffers(**words, config=None)
+    assert [len(own) for own in (group.k_head, group.v_tail)] == [80, 80]
+    assert pool.get_contiguous_buf_infos()[0] != pool.generated.get_contiguous_buf_infos()[0]
