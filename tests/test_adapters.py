@@ -38,6 +38,13 @@ def test_the_pool_and_its_adapter_are_written(built: Path) -> None:
     assert (built / "glm_dsa.py").read_bytes() == (ROOT / "generated" / "glm_dsa.py").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["mla", "gqa"])
+def test_the_other_shipped_adapters_are_current(tmp_path: Path, name: str) -> None:
+    assert kvgen("build", ROOT / "specs" / f"{name}.yaml", "--engine", "sglang", "-o", tmp_path)[0] == 0
+    written = tmp_path / "sglang" / f"{name}.py"
+    assert written.read_text() == (ADAPTER.parent / f"{name}.py").read_text()
+
+
 def test_checks_look_at_adapters_where_they_are_asked_to(built: Path) -> None:
     adapter = built / "sglang" / "glm_dsa.py"
     assert kvgen("build", SPEC, "--engine", "sglang", "-o", built, "--check") == (0, "", "")

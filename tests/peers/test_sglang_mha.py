@@ -260,7 +260,7 @@ def test_memory_that_cannot_be_shared() -> None:
     with Deployment("fp8", end=2, page=1, model=model).serving() as configurator:
         pool = build(configurator, 64)
         assert [tuple(rows.shape) for rows in (*pool.k_buffer, *pool.v_buffer)] == [(65, 1, 64)] * 4
-        assert all(rows.data_ptr() % 64 == 0 for rows in (*pool.k_buffer, *pool.v_buffer))
+        assert len({rows.untyped_storage().data_ptr() for rows in (*pool.k_buffer, *pool.v_buffer)}) == 4
 
 
 @every_pool
