@@ -25,7 +25,7 @@ test-vllm: .venv-vllm
 
 check: .venv
 	$(BIN)/kvgen build --check specs/*.yaml
-	$(BIN)/kvgen build --check --engine sglang specs/glm_dsa.yaml specs/mla.yaml
+	$(BIN)/kvgen build --check --engine sglang specs/glm_dsa.yaml specs/mla.yaml specs/gqa.yaml
 
 lint: .venv
 	$(BIN)/ruff check kvgen tests bench generated demo.py

@@ -39,7 +39,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "7f8740044726168f"
+LAYOUT_FINGERPRINT = "61e15abace8d3239"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {
     "bf16": 2,
@@ -280,12 +280,31 @@ class GlmDsaLayout:
             index_topk_pattern = read.config("index_topk_pattern", kind=_letters("FS"), default=None)
             index_skip_topk_offset = read.config("index_skip_topk_offset", kind=_integer(minimum=1), default=None)
             index_topk_freq = read.config("index_topk_freq", kind=_integer(minimum=1), default=1)
+            layer_types = read.config(
+                "layer_types",
+                kind=_list_of(
+                    _renamed(
+                        {
+                            "indexed_attention": "indexed",
+                            "deepseek_sparse_attention": "indexed",
+                            "full_attention": "other",
+                            "sliding_attention": "other",
+                            "chunked_attention": "other",
+                            "linear_attention": "other",
+                        },
+                    ),
+                ),
+                default=None,
+            )
+            compress_ratios = read.config("compress_ratios", kind=_list_of(_integer()), default=None)
             kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw"), default="fp8_scaled")
             host_to_device_ratio = read.choice("host_to_device_ratio", kind=_integer(minimum=1), default=1)
             elide_shared = read.choice("elide_shared", kind=_boolean, default=True)
             role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
             start_layer = read.choice("start_layer", kind=_integer(), default=0)
             end_layer = read.choice("end_layer", kind=_integer(), default=None)
+            read.require(layer_types is None or "other" not in layer_types, "layer_types: layers without an indexer")
+            read.require(compress_ratios is None, "compress_ratios: layers keep a latent for several tokens")
             read.stop_if_incomplete()
 
             hisparse = host_to_device_ratio > 1
@@ -538,7 +557,8 @@ class _Inputs:
         value = self.find(name)
         if value is not None:
             found = self.checked(name, kind, value)
-            self.used[name] = None if found is None else _frozen(value)
+            if found is not None:
+                self.used[name] = _frozen(value)
             return found
         if default is not _REQUIRED:
             self.defaults[name] = default
@@ -643,6 +663,13 @@ def _one_of(*words: str) -> Callable:
             hint = _did_you_mean(value, words)
             raise ValueError(f"expected one of {', '.join(map(str, words))}, found {_shown(value)}{hint}")
         return value
+
+    return read
+
+
+def _renamed(words: dict) -> Callable:
+    def read(value: object) -> object:
+        return words[_one_of(*words)(value)]
 
     return read
 

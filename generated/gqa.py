@@ -125,7 +125,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "65060ca8e10801a4"
+LAYOUT_FINGERPRINT = "12ef237c0e7a0504"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {
     "bf16": 2,
@@ -1180,9 +1180,15 @@ class GqaLayout:
                 kind=_integer(),
                 default=0,
             )
-            num_key_value_heads = read.config("num_key_value_heads", "num_attention_heads", kind=_integer(minimum=1))
+            num_key_value_heads = read.config(
+                "num_key_value_heads",
+                "num_attention_groups",
+                "num_attention_heads",
+                kind=_integer(minimum=1),
+            )
             head_dim = read.config(
                 "head_dim",
+                "attention_head_dim",
                 _Derived(
                     "hidden_size / num_attention_heads",
                     ("hidden_size", "num_attention_heads"),
@@ -1197,6 +1203,7 @@ class GqaLayout:
             v_head_dim = read.config(
                 "v_head_dim",
                 "head_dim",
+                "attention_head_dim",
                 _Derived(
                     "hidden_size / num_attention_heads",
                     ("hidden_size", "num_attention_heads"),
@@ -1210,13 +1217,18 @@ class GqaLayout:
             )
             layer_types = read.config(
                 "layer_types",
+                "layers_block_type",
                 kind=_list_of(
                     _renamed(
                         {
                             "full_attention": "full",
+                            "attention": "full",
                             "sliding_attention": "windowed",
                             "chunked_attention": "windowed",
-                            "linear_attention": "linear",
+                            "linear_attention": "state",
+                            "mamba": "state",
+                            "conv": "state",
+                            "hybrid": "state",
                         },
                     ),
                 ),
@@ -1225,12 +1237,25 @@ class GqaLayout:
             hybrid_layer_pattern = read.config("hybrid_layer_pattern", kind=_list_of(_one_of(0, 1)), default=None)
             sliding_window = read.config("sliding_window", kind=_integer(), default=None)
             attention_chunk_size = read.config("attention_chunk_size", kind=_integer(), default=None)
-            use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=True)
-            max_window_layers = read.config("max_window_layers", kind=_integer(), default=0)
+            use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=None)
+            max_window_layers = read.config("max_window_layers", kind=_integer(), default=None)
+            model_type = read.config("model_type", kind=_text, default=None)
             kv_lora_rank = read.config("kv_lora_rank", kind=_integer(), default=None)
             num_kv_shared_layers = read.config("num_kv_shared_layers", kind=_integer(), default=0)
+            use_cla = read.config("use_cla", kind=_boolean, default=True)
             cla_share_factor = read.config("cla_share_factor", kind=_integer(), default=1)
-            full_attention_interval = read.config("full_attention_interval", kind=_integer(), default=1)
+            full_attention_interval = read.config("full_attention_interval", kind=_integer(), default=None)
+            layer_group_size = read.config("layer_group_size", kind=_integer(), default=None)
+            attn_type_list = read.config("attn_type_list", kind=_list_of(_one_of(0, 1)), default=None)
+            state_size = read.config(
+                "mamba_d_state",
+                "ssm_state_size",
+                "linear_num_value_heads",
+                "lru_width",
+                "conv_L_cache",
+                kind=_integer(),
+                default=None,
+            )
             compress_ratios = read.config("compress_ratios", kind=_list_of(_integer()), default=None)
             sparse_index_dim = read.config("sparse_attention_config.sparse_index_dim", kind=_integer(), default=None)
             kv_format = read.choice(
@@ -1245,23 +1270,51 @@ class GqaLayout:
             role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
             start_layer = read.choice("start_layer", kind=_integer(), default=0)
             end_layer = read.choice("end_layer", kind=_integer(), default=None)
-            read.stop_if_incomplete()
-
-            heads = _shard(num_key_value_heads, tp_size)
             read.require(
                 kv_lora_rank is None,
                 "kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have",
             )
             read.require(
-                num_kv_shared_layers == 0 and cla_share_factor == 1,
-                "layers share keys and values, as in shared_kv",
+                state_size is None,
+                "mamba_d_state, ssm_state_size, linear_num_value_heads, lru_width or conv_L_cache: layers keep state",
             )
             read.require(
-                full_attention_interval == 1,
-                "full_attention_interval: layers of linear attention have state instead",
+                full_attention_interval is None or full_attention_interval == 1,
+                "full_attention_interval: layers of linear attention keep state instead of keys and values",
+            )
+            read.require(
+                layer_group_size is None or layer_group_size == 1,
+                "layer_group_size: layers of linear attention keep state instead of keys and values",
+            )
+            read.require(
+                attn_type_list is None or 0 not in attn_type_list,
+                "attn_type_list: layers of linear attention keep state instead of keys and values",
+            )
+            read.require(
+                layer_types is None or "state" not in layer_types,
+                "layer_types: layers that keep state instead of keys and values, or beside them",
             )
             read.require(compress_ratios is None, "compress_ratios: layers keep a latent for several tokens")
             read.require(sparse_index_dim is None, "sparse_attention_config: sparse attention has index keys too")
+            read.stop_if_incomplete()
+
+            heads = _shard(num_key_value_heads, tp_size)
+            qwen = (
+                max_window_layers is not None
+                or model_type is not None
+                and (
+                    model_type == "qwen2"
+                    or model_type == "qwen2_moe"
+                    or model_type == "qwen3"
+                    or model_type == "qwen3_moe"
+                )
+            )
+            uses_window = use_sliding_window if use_sliding_window is not None else not qwen
+            first_window = max_window_layers if max_window_layers is not None else 0
+            read.require(
+                num_kv_shared_layers == 0 and (cla_share_factor == 1 or not use_cla),
+                "layers share keys and values, as in shared_kv",
+            )
             read.require(layer_types is None or len(layer_types) >= num_layers, "layer_types is shorter than the model")
             read.require(
                 hybrid_layer_pattern is None or len(hybrid_layer_pattern) >= num_layers,
@@ -1278,39 +1331,27 @@ class GqaLayout:
                 f"start_layer {start_layer} and end_layer {end_layer} are not in order within {len(layers)} layers",
             )
 
-            rules: dict[str, set[int]] = {}  # layers.sets.linear
-            if layer_types is not None:
-                rules["has(layer_types)"] = {
-                    layer for layer in layers if layer < num_layers and layer_types[layer] == "linear"
-                }
-            if not rules:
-                rules["otherwise"] = set()
-            linear = read.agreed("linear", rules, num_layers)
             rules: dict[str, set[int]] = {}  # layers.sets.windowed
             if layer_types is not None:
                 rules["has(layer_types)"] = {
-                    layer for layer in layers if layer < num_layers and layer_types[layer] == "windowed"
+                    layer for layer in layers if layer < len(layer_types) and layer_types[layer] == "windowed"
                 }
             if hybrid_layer_pattern is not None:
                 rules["has(hybrid_layer_pattern)"] = {
-                    layer for layer in layers if layer < num_layers and hybrid_layer_pattern[layer] == 1
+                    layer for layer in layers if layer < len(hybrid_layer_pattern) and hybrid_layer_pattern[layer] == 1
                 }
             if not rules:
                 rules["otherwise"] = {
                     layer
                     for layer in layers
                     if layer < num_layers
-                    and use_sliding_window
-                    and (attention_chunk_size is not None or sliding_window is not None and layer >= max_window_layers)
+                    and uses_window
+                    and (attention_chunk_size is not None or sliding_window is not None and layer >= first_window)
                 }
             windowed = read.agreed("windowed", rules, num_layers)
             read.refuse(
                 {layer for layer in layers if layer in windowed},
                 "the layer has a window, and hybrid_swa keeps those apart",
-            )
-            read.refuse(
-                {layer for layer in layers if layer in linear},
-                "the layer has linear attention and keeps state instead of keys and values",
             )
             read.finish()
             held = [
@@ -1521,7 +1562,8 @@ class _Inputs:
             value = self.find(source)
             if value is not None:
                 found = self.checked(source, kind, value)
-                self.used[source] = None if found is None else _frozen(value)
+                if found is not None:
+                    self.used[source] = _frozen(value)
                 return found
         names = [str(source) for source in sources]
         if default is not _REQUIRED:
@@ -1638,6 +1680,12 @@ def _renamed(words: dict) -> Callable:
         return words[_one_of(*words)(value)]
 
     return read
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, found {_shown(value)}")
+    return value
 
 
 def _list_of(kind: Callable) -> Callable:

@@ -126,7 +126,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "1d80bb10c4bb423e"
+LAYOUT_FINGERPRINT = "7b29eb6eb80bdeee"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {
     "bf16": 2,
@@ -1177,13 +1177,25 @@ class HybridSwaLayout:
         """
         with _Inputs(config, choices) as read:
             num_layers = read.config("num_hidden_layers", kind=_integer())
-            draft_layers = read.config("num_nextn_predict_layers", "num_mtp_modules", kind=_integer(), default=0)
+            draft_layers = read.config(
+                "num_nextn_predict_layers",
+                _Derived(
+                    "num_mtp_modules * mtp_transformer_layers",
+                    ("mtp_transformer_layers", "num_mtp_modules"),
+                    lambda mtp_transformer_layers, num_mtp_modules: num_mtp_modules * mtp_transformer_layers,
+                ),
+                "num_mtp_modules",
+                kind=_integer(),
+                default=0,
+            )
             full_heads = read.config(
-                "num_global_key_value_heads",
                 "num_key_value_heads",
+                "num_attention_groups",
                 "num_attention_heads",
                 kind=_integer(minimum=1),
             )
+            global_heads = read.config("num_global_key_value_heads", kind=_integer(minimum=1), default=None)
+            attention_k_eq_v = read.config("attention_k_eq_v", kind=_boolean, default=True)
             full_head_dim = read.config(
                 "global_head_dim",
                 "head_dim",
@@ -1216,6 +1228,7 @@ class HybridSwaLayout:
             swa_heads = read.config(
                 "swa_num_key_value_heads",
                 "num_key_value_heads",
+                "num_attention_groups",
                 "num_attention_heads",
                 kind=_integer(minimum=1),
             )
@@ -1251,27 +1264,49 @@ class HybridSwaLayout:
             window = read.config("sliding_window", "attention_chunk_size", kind=_integer(minimum=1))
             layer_types = read.config(
                 "layer_types",
+                "layers_block_type",
                 kind=_list_of(
                     _renamed(
                         {
                             "full_attention": "full",
+                            "attention": "full",
                             "sliding_attention": "windowed",
                             "chunked_attention": "windowed",
-                            "linear_attention": "linear",
+                            "linear_attention": "state",
+                            "mamba": "state",
+                            "conv": "state",
+                            "hybrid": "state",
                         },
                     ),
                 ),
                 default=None,
             )
             hybrid_layer_pattern = read.config("hybrid_layer_pattern", kind=_list_of(_one_of(0, 1)), default=None)
-            sliding_window_pattern = read.config("sliding_window_pattern", kind=_integer(minimum=1), default=None)
+            sliding_window_pattern = read.config(
+                "sliding_window_pattern",
+                "_sliding_window_pattern",
+                kind=_unless(str, _integer(minimum=1)),
+                default=None,
+            )
+            window_letters = read.config("sliding_window_pattern", kind=_unless(int, _letters("LG")), default=None)
             no_rope_layers = read.config("no_rope_layers", kind=_list_of(_one_of(0, 1)), default=None)
+            no_rope_layer_interval = read.config("no_rope_layer_interval", kind=_integer(minimum=1), default=4)
             attention_chunk_size = read.config("attention_chunk_size", kind=_integer(), default=None)
-            use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=True)
+            use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=None)
             max_window_layers = read.config("max_window_layers", kind=_integer(), default=None)
+            model_type = read.config("model_type", kind=_text, default=None)
             kv_lora_rank = read.config("kv_lora_rank", kind=_integer(), default=None)
             num_kv_shared_layers = read.config("num_kv_shared_layers", kind=_integer(), default=0)
             compress_ratios = read.config("compress_ratios", kind=_list_of(_integer()), default=None)
+            state_size = read.config(
+                "mamba_d_state",
+                "ssm_state_size",
+                "linear_num_value_heads",
+                "lru_width",
+                "conv_L_cache",
+                kind=_integer(),
+                default=None,
+            )
             kv_format = read.choice(
                 "kv_format",
                 kind=_one_of("bf16", "fp8", "int8", "mxfp8", "nvfp4", "nvfp4_swizzled"),
@@ -1287,19 +1322,40 @@ class HybridSwaLayout:
             role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
             start_layer = read.choice("start_layer", kind=_integer(), default=0)
             end_layer = read.choice("end_layer", kind=_integer(), default=None)
-            read.stop_if_incomplete()
-
-            request_slots = (-(-(window - 1 + step_tokens) // page_size) + 1) * page_size
             read.require(
                 kv_lora_rank is None,
                 "kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have",
             )
+            read.require(compress_ratios is None, "compress_ratios: layers keep a latent for several tokens")
+            read.require(
+                state_size is None,
+                "mamba_d_state, ssm_state_size, linear_num_value_heads, lru_width or conv_L_cache: layers keep state",
+            )
+            read.require(
+                layer_types is None or "state" not in layer_types,
+                "layer_types: layers that keep state instead of keys and values, or beside them",
+            )
+            read.require(layer_types is None or "windowed" in layer_types, "layer_types: no layer has a window")
+            read.require(window_letters is None or len(window_letters) > 0, "sliding_window_pattern has no letters")
+            read.stop_if_incomplete()
+
+            qwen = (
+                max_window_layers is not None
+                or model_type is not None
+                and (
+                    model_type == "qwen2"
+                    or model_type == "qwen2_moe"
+                    or model_type == "qwen3"
+                    or model_type == "qwen3_moe"
+                )
+            )
+            uses_window = use_sliding_window if use_sliding_window is not None else not qwen or layer_types is not None
+            request_slots = (-(-(window - 1 + step_tokens) // page_size) + 1) * page_size
             read.require(
                 num_kv_shared_layers == 0,
                 "num_kv_shared_layers: layers share keys and values, which shared_kv has",
             )
-            read.require(compress_ratios is None, "compress_ratios: layers keep a latent for several tokens")
-            read.require(use_sliding_window, "use_sliding_window: no layer has a window, which gqa is for")
+            read.require(uses_window, "use_sliding_window: no layer has a window, which gqa is for")
             read.require(
                 max_window_layers is None or max_window_layers < num_layers,
                 "max_window_layers: no layer has a window, which gqa is for",
@@ -1310,13 +1366,14 @@ class HybridSwaLayout:
                 "hybrid_layer_pattern is shorter than the model",
             )
             read.require(
-                no_rope_layers is None or len(no_rope_layers) >= num_layers,
+                no_rope_layers is None or len(no_rope_layers) == 0 or len(no_rope_layers) >= num_layers,
                 "no_rope_layers is shorter than the model",
             )
             read.require(
                 layer_types is not None
                 or hybrid_layer_pattern is not None
                 or sliding_window_pattern is not None
+                or window_letters is not None
                 or max_window_layers is not None
                 or attention_chunk_size is not None,
                 "a window, but neither layer_types nor another field that says which layers have it",
@@ -1335,31 +1392,48 @@ class HybridSwaLayout:
             rules: dict[str, set[int]] = {}  # layers.sets.windowed
             if layer_types is not None:
                 rules["has(layer_types)"] = {
-                    layer for layer in layers if layer < num_layers and layer_types[layer] == "windowed"
+                    layer for layer in layers if layer < len(layer_types) and layer_types[layer] == "windowed"
                 }
             if hybrid_layer_pattern is not None:
                 rules["has(hybrid_layer_pattern)"] = {
-                    layer for layer in layers if layer < num_layers and hybrid_layer_pattern[layer] == 1
+                    layer for layer in layers if layer < len(hybrid_layer_pattern) and hybrid_layer_pattern[layer] == 1
                 }
             if sliding_window_pattern is not None:
                 rules["has(sliding_window_pattern)"] = {
                     layer for layer in layers if layer < num_layers and (layer + 1) % sliding_window_pattern != 0
                 }
-            if no_rope_layers is not None:
-                rules["has(no_rope_layers)"] = {
-                    layer for layer in layers if layer < num_layers and no_rope_layers[layer] == 1
+            if window_letters is not None:
+                rules["has(window_letters)"] = {
+                    layer
+                    for layer in layers
+                    if layer < num_layers
+                    and len(window_letters) > 0
+                    and window_letters[layer % len(window_letters)] == "L"
+                }
+            if no_rope_layers is not None and len(no_rope_layers) > 0:
+                rules["has(no_rope_layers) and len(no_rope_layers) > 0"] = {
+                    layer for layer in layers if layer < len(no_rope_layers) and no_rope_layers[layer] == 1
                 }
             if max_window_layers is not None:
                 rules["has(max_window_layers)"] = {
                     layer for layer in layers if layer < num_layers and layer >= max_window_layers
                 }
             if not rules:
-                rules["otherwise"] = {layer for layer in layers if layer < num_layers and (layer + 1) % 4 != 0}
+                rules["otherwise"] = {
+                    layer for layer in layers if layer < num_layers and (layer + 1) % no_rope_layer_interval != 0
+                }
             windowed = read.agreed("windowed", rules, num_layers)
 
             # let.heads
             def heads(layer: int) -> int:
-                return _shard(swa_heads if layer in windowed else full_heads, tp_size)
+                return _shard(
+                    swa_heads
+                    if layer in windowed
+                    else global_heads
+                    if global_heads is not None and attention_k_eq_v
+                    else full_heads,
+                    tp_size,
+                )
 
             # let.head_dim
             def head_dim(layer: int) -> int:
@@ -1369,14 +1443,6 @@ class HybridSwaLayout:
             def v_head_dim(layer: int) -> int:
                 return swa_v_head_dim if layer in windowed else full_v_head_dim
 
-            read.refuse(
-                {
-                    layer
-                    for layer in layers
-                    if not (layer_types is None or layer >= num_layers or layer_types[layer] != "linear")
-                },
-                "the layer has linear attention and keeps state instead of keys and values",
-            )
             read.finish()
             held = [
                 layer
@@ -1651,7 +1717,8 @@ class _Inputs:
             value = self.find(source)
             if value is not None:
                 found = self.checked(source, kind, value)
-                self.used[source] = None if found is None else _frozen(value)
+                if found is not None:
+                    self.used[source] = _frozen(value)
                 return found
         names = [str(source) for source in sources]
         if default is not _REQUIRED:
@@ -1691,11 +1758,6 @@ class _Inputs:
         """Keep the message where the condition does not hold."""
         if not holds:
             self.problems.append(message)
-
-    def refuse(self, layers: set[int], message: str) -> None:
-        """Keep the message where there are such layers."""
-        if layers:
-            self.problems.append(f"layer {min(layers)}: {message}")
 
     def agreed(self, name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
         """The layers of the first rule, where every rule that applies gives the same ones in the body."""
@@ -1786,6 +1848,24 @@ def _renamed(words: dict) -> Callable:
     return read
 
 
+def _letters(alphabet: str) -> Callable:
+    def read(value: object) -> str:
+        odd = [letter for letter in value if letter not in alphabet] if isinstance(value, str) else [value]
+        if odd:
+            raise ValueError(f"expected the letters {alphabet}, found {_shown(odd[0])}")
+        if len(value) > 10000:
+            raise ValueError(f"expected at most 10000 letters, found {len(value)}")
+        return value
+
+    return read
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, found {_shown(value)}")
+    return value
+
+
 def _list_of(kind: Callable) -> Callable:
     def read(value: object) -> tuple:
         if not isinstance(value, (list, tuple)):
@@ -1799,6 +1879,13 @@ def _list_of(kind: Callable) -> Callable:
             except ValueError as error:
                 raise ValueError(f"element {position}: {error}") from None
         return tuple(items)
+
+    return read
+
+
+def _unless(other: type | tuple[type, ...], kind: Callable) -> Callable:
+    def read(value: object) -> object:
+        return None if isinstance(value, other) else kind(value)
 
     return read
 
@@ -4617,11 +4704,18 @@ class HybridSwaPool:
         }
 
     def get_contiguous_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
-        """Addresses, bytes and bytes of a page of `kv_full` or `kv_swa` for each layer held.
+        """Addresses, bytes and bytes of a page of `kv_full` for each layer held.
 
         Three lists in the order of the layers; zeros for a layer that owns none.
         """
-        return self._infos(("kv_full", "kv_swa"))
+        return self._infos(("kv_full",))
+
+    def get_state_buf_infos(self) -> tuple[list[int], list[int], list[int]]:
+        """Addresses, bytes and bytes of a page of `kv_swa` for each layer held.
+
+        Three lists in the order of the layers; zeros for a layer that owns none.
+        """
+        return self._infos(("kv_swa",))
 
     def _store(
         self,

@@ -39,7 +39,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "79fd874dcc98afe0"
+LAYOUT_FINGERPRINT = "e94b1a68ac7109ac"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {
     "bf16": 2,
@@ -298,27 +298,52 @@ class MlaLayout:
             read.fixed("kv_lora_rank", kind=_exactly(512))
             read.fixed("qk_rope_head_dim", kind=_exactly(64))
             index_topk = read.config("index_topk", kind=_integer(), default=None)
-            kda_layers = read.config("linear_attn_config.kda_layers", kind=_list_of(_integer()), default=None)
+            kda_layers = read.config(
+                "linear_attn_config.kda_layers",
+                "linear_attn_config.full_attn_layers",
+                kind=_list_of(_integer()),
+                default=None,
+            )
+            layer_types = read.config(
+                "layer_types",
+                kind=_list_of(
+                    _renamed(
+                        {
+                            "full_attention": "full",
+                            "indexed_attention": "other",
+                            "deepseek_sparse_attention": "other",
+                            "sliding_attention": "other",
+                            "chunked_attention": "other",
+                            "linear_attention": "other",
+                        },
+                    ),
+                ),
+                default=None,
+            )
             layer_group_size = read.config("layer_group_size", kind=_integer(), default=None)
             kv_format = read.choice("kv_format", kind=_one_of("bf16", "fp8_scaled", "fp8_raw", "nvfp4"), default="bf16")
             page_size = read.choice("page_size", kind=_integer(minimum=1), default=64)
             role = read.choice("role", kind=_one_of("target", "draft", "both"), default="target")
             start_layer = read.choice("start_layer", kind=_integer(), default=0)
             end_layer = read.choice("end_layer", kind=_integer(), default=None)
-            read.stop_if_incomplete()
-
             read.require(
                 index_topk is None,
                 "index_topk: sparse attention has indexer keys too, which the layout glm_dsa has",
             )
             read.require(
                 kda_layers is None or len(kda_layers) == 0,
-                "linear_attn_config.kda_layers: layers of linear attention have state, no latent rows",
+                "linear_attn_config: layers of linear attention have state, no latent rows",
+            )
+            read.require(
+                layer_types is None or "other" not in layer_types,
+                "layer_types: layers that keep something else than a latent row of each token",
             )
             read.require(
                 layer_group_size is None or layer_group_size == 1,
                 "layer_group_size: layers of linear attention have state, no latent rows",
             )
+            read.stop_if_incomplete()
+
             layers = range(num_layers + draft_layers)
             if len(layers) > 10000:
                 raise LayoutError(f"{len(layers)} layers are more than 10000")
@@ -505,24 +530,27 @@ class _Inputs:
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
             raise LayoutError(*dict.fromkeys(self.problems)) from None
 
-    def config(self, name: str, kind: Callable, default: object = _REQUIRED) -> Any:
-        """The value of a field; the default, if there is one, where it is absent."""
-        value = self.find(name)
-        if value is not None:
-            found = self.checked(name, kind, value)
-            self.used[name] = None if found is None else _frozen(value)
-            return found
+    def config(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> Any:
+        """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
+        for source in sources:
+            value = self.find(source)
+            if value is not None:
+                found = self.checked(source, kind, value)
+                if found is not None:
+                    self.used[source] = _frozen(value)
+                return found
+        names = [str(source) for source in sources]
         if default is not _REQUIRED:
-            self.defaults[name] = default
+            self.defaults[names[0]] = default
             return default
-        self.problems.append(f"{name} is missing from the config")
+        self.problems.append(f"{' or '.join(names)} is missing from the config")
         self.complete = False
         return None
 
-    def fixed(self, name: str, kind: Callable, default: object = _REQUIRED) -> None:
+    def fixed(self, *sources: str, kind: Callable, default: object = _REQUIRED) -> None:
         """Check a value that has to be what this layout is made for."""
         complete = self.complete
-        self.config(name, kind=kind, default=default)
+        self.config(*sources, kind=kind, default=default)
         self.complete = complete
 
     def find(self, name: str) -> object:
@@ -595,6 +623,13 @@ def _one_of(*words: str) -> Callable:
             hint = _did_you_mean(value, words)
             raise ValueError(f"expected one of {', '.join(map(str, words))}, found {_shown(value)}{hint}")
         return value
+
+    return read
+
+
+def _renamed(words: dict) -> Callable:
+    def read(value: object) -> object:
+        return words[_one_of(*words)(value)]
 
     return read
 

@@ -381,6 +381,8 @@ def check_parameters(spec: Spec, scope: Scope) -> Iterator[Problem]:
     for item in spec.parameters:
         if item.section != "needs":
             yield from _check_parameter(item)
+        if item.besides is not None:
+            yield from _check_besides(item, spec)
 
 
 def _check_parameter(item: Parameter) -> Iterator[Problem]:
@@ -417,6 +419,25 @@ def _check_parameter(item: Parameter) -> Iterator[Problem]:
     for key, value in (("is", item.equals), ("default", item.default)):
         if value is not None and (why := why_outside(item, value)):
             yield refuse(key, f"{_written(value)} {why}")
+
+
+def _check_besides(item: Parameter, spec: Spec) -> Iterator[Problem]:
+    """KV245: what is left to another parameter is of another type, is read by one, and may be absent here."""
+    span, path = item.spans["besides"], f"{item.path}.besides"
+    fields = {source.name for source in item.sources if isinstance(source, Name)}
+    others = (
+        other
+        for other in spec.parameters
+        if other.kind == item.besides and any(isinstance(own, Name) and own.name in fields for own in other.sources)
+    )
+    if item.kind == item.besides:
+        yield Problem("KV245", f"`besides` is the type of `{item.name}` itself", Label(span), path=path)
+    elif not item.optional:
+        message = f"`{item.name}` is absent where the config has a {item.besides}"
+        yield Problem("KV245", message, Label(span), help="add `optional: true`", path=path)
+    elif not any(others):
+        message = f"no parameter reads the same field as a {item.besides}"
+        yield Problem("KV245", message, Label(span), path=path)
 
 
 def _limit(item: Parameter, key: str) -> int | Fraction | None:

@@ -289,7 +289,7 @@ def _adapters(engine: str, compiled: Sequence[Compiled]) -> dict[str, str]:
             problems.append(Problem("KV405", message, label, notes=wrong[1:], help=help, path="layout"))
             excerpts |= item.texts
         else:
-            texts[item.layout.name] = adapt(item.layout, kind)
+            texts[item.layout.name] = adapt(item.layout, item.scope, kind)
     if problems:
         raise Failure(1, problems, excerpts)
     return texts

@@ -12,6 +12,7 @@ from kvgen.evaluate import run
 from kvgen.expect import prove
 from kvgen.layout import Layout, resolve
 from kvgen.problems import Problem, Severity
+from kvgen.scope import Scope
 from kvgen.spec import Spec, load_spec
 
 
@@ -23,6 +24,7 @@ class Compiled:
     problems: tuple[Problem, ...]
     texts: Mapping[str, str]  # of every file that was read, for excerpts
     spec: Spec | None = None
+    scope: Scope | None = None
     layout: Layout | None = None
     module: Module | None = None
     namespace: ModuleType | None = None  # the layout part of the module, run
@@ -46,4 +48,4 @@ def compile_spec(file: str, read: Callable[[str], bytes]) -> Compiled:
     module = emit(layout)
     namespace = run(module)
     problems = prove(scope, namespace, read)
-    return Compiled(file, tuple(problems), loaded.texts, loaded.spec, layout, module, namespace)
+    return Compiled(file, tuple(problems), loaded.texts, loaded.spec, scope, layout, module, namespace)

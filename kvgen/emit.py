@@ -158,7 +158,8 @@ class _Viewer:
         layout = self.layout
         reads = tuple(self.reads())
         lets = tuple(self.lets())
-        requires = tuple(self.requires())
+        early_requires = tuple(self.requires(early=True))
+        requires = tuple(self.requires(early=False))
         steps = tuple(self.layer_steps())
         layer_requires = tuple(self.layer_requires())
         readers = tuple(self.reader_blocks())
@@ -200,6 +201,7 @@ class _Viewer:
             choice_docs=tuple(self.choice_docs()),
             reads=reads,
             lets=lets,
+            early_requires=early_requires,
             requires=requires,
             num_layers=flat(total),
             held=held_layers(body),
@@ -483,6 +485,13 @@ class _Viewer:
 
     def kind(self, item: Parameter) -> Code:
         """The reader of a parameter's values."""
+        if item.besides is None:
+            return self.own_kind(item)
+        self.used.add("unless")
+        other = {"int": "int", "text": "str", "list": "(list, tuple)"}[item.besides]
+        return call("_unless", Raw(other), self.own_kind(item))
+
+    def own_kind(self, item: Parameter) -> Code:
         if item.equals is not None:
             if item.kind == "ratio":
                 self.used.add("ratio")
@@ -557,9 +566,13 @@ class _Viewer:
         if not isinstance(self.layout.body, (Name, Literal)):
             yield statement("num_body_layers = ", self.printer.code(self.layout.body), IN_FROM_CONFIG)
 
-    def requires(self) -> Iterator[str]:
+    def requires(self, *, early: bool) -> Iterator[str]:
+        """Those that only an optional field can break, judged whatever else could not be read; or the others."""
+        optional = {item.name.text for item in self.layout.parameters if item.optional}
         for item in self.layout.requires:
-            if not item.varies:
+            own = names(item.that)
+            is_early = len(own) == 1 and own <= optional and holds_where_absent(item.that)
+            if not item.varies and is_early == early:
                 rule = call("read.require", self.printer.code(item.that), Words(item.message))
                 yield statement("", rule, IN_FROM_CONFIG)
 
@@ -910,6 +923,16 @@ def joined(cases: tuple[Case[T], ...], code: Callable[[T], Code]) -> tuple[Case[
             case = replace(case, when=either)
         found.append(case)
     return tuple(found)
+
+
+def holds_where_absent(rule: Expr) -> bool:
+    """Whether a condition on one optional parameter says `not has(...) or ...`."""
+    match rule:
+        case Binary(operator="or"):
+            return holds_where_absent(rule.left) or holds_where_absent(rule.right)
+        case Unary(operator="not", operand=Call(function="has")):
+            return True
+    return False
 
 
 def held_layers(body: Code) -> str:

@@ -155,6 +155,8 @@ def parameter_text(item: Parameter) -> str:
     sources = [show(source) for source in item.sources]
     if sources and sources != [item.name.text]:
         text += f", from {' or '.join(sources)}"
+    if item.besides is not None:
+        text += f", and no {item.besides}"
     if item.has_default:
         text += f", default {shown(item.default)}"
     return f"{text}, or absent" if item.optional else text

@@ -17,15 +17,17 @@ from kvgen.text import ending
 CACHE_FIELD = re.compile(
     r"""
       ^(num_hidden_layers|num_layers|n_layers?)$
-    | ^layer_types$ | layers_block_type | hybrid | full_attention_interval | full_attn | global_attn | local_att
+    | ^layer_types$ | ^block_types$ | layers_block_type | ^per_layer_config$ | layer_group_size
+    | hybrid | full_attention_interval | full_attn | global_attn | local_att
     | attn_layer_ | attention_layers$ | attn_type | no_rope_layer  # which layer attends how
-    | key_value | (^|_)kv_ | k_eq_v | multi_query | head_dim | mla_use_nope  # what a head or latent is
+    | key_value | attention_groups$ | (^|_)kv_ | k_eq_v | multi_query
+    | head_dim | mla_use_nope  # what a head or latent is
     | sliding | window | chunk_size$  # how far back a layer looks
     | (^|_)index_ | ^indexer_types$ | sparse_att | compress(?!.*theta)
     | shared_layers | source_layer | ^cla_ | ^use_cla$ | cli_factor  # layers that keep nothing of their own
     | ^linear_ | mamba | ssm_ | (^|_)d_(conv|state)$ | conv_kernel | short_conv | state_size | recurrent | lru_ | kda
     | cross_attention | ^is_encoder_decoder$
-    | nextn | num_mtp | mtp_\w*layers | ^use_mtp$ | draft | eagle
+    | nextn | num_mtp | mtp_\w*layer | ^use_mtp$ | draft | eagle
     """,
     re.VERBOSE,
 )

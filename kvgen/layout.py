@@ -511,6 +511,7 @@ def _canonical(layout: Layout) -> dict[str, object]:
                 repr(item.default),
                 item.optional,
                 [show(source) for source in item.sources],
+                *([item.besides] if item.besides is not None else []),
             ]
             for item in layout.parameters
         },

@@ -104,10 +104,10 @@ def _scale_arguments(page: Page, item: OperationLayout) -> tuple[str, ...]:
     if item.verb not in ("store", "load"):
         return ()
     fields = [field for field in page.fields if field.name in item.fields and field.quant is not None]
-    return tuple(_scale_argument(field.name) for field in fields if field.quant.outer or field.quant.scale == "given")
+    return tuple(scale_argument(field.name) for field in fields if field.quant.outer or field.quant.scale == "given")
 
 
-def _scale_argument(name: str) -> str:
+def scale_argument(name: str) -> str:
     """What the given scale of a field is called."""
     return f"{name}_scale"
 
@@ -339,7 +339,7 @@ class _Pool:
     def scales_given(self, item: OperationLayout) -> tuple[str, ...]:
         """The arguments for scales that are given, in some format of the operation's buffers."""
         found = {name for target in _targets(self.layout, item) for name in _scale_arguments(target.page, item)}
-        return tuple(name for name in map(_scale_argument, item.fields) if name in found)
+        return tuple(name for name in map(scale_argument, item.fields) if name in found)
 
     def given_scales(self, items: list[OperationLayout]) -> str:
         """Of each format the scales that are given, for all operations."""

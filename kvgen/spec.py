@@ -76,6 +76,7 @@ class Parameter:
     default: Value
     has_default: bool
     optional: bool
+    besides: str | None  # the type of values of its field that another parameter reads, and that are none here
     sources: tuple[Expr, ...]  # of a config parameter: dotted paths or expressions over them
     path: str  # place in the spec, as in "config.num_layers"
     spans: MappingType[str, Span] = field(compare=False, hash=False)  # of the values of its keys
@@ -547,6 +548,7 @@ class _Builder:
             default=None if default is None else self._value(default, kind),
             has_default=default is not None,
             optional=node.get("optional") is not None and plain(node.get("optional")) is True,
+            besides=None if node.get("besides") is None else self._text(node.get("besides")),
             sources=sources,
             path=path,
             spans={item.key.value: item.value.span for item in node.entries},

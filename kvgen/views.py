@@ -74,6 +74,7 @@ class KindsView:
     letters: bool
     text: bool
     list_of: bool
+    unless: bool
     divide: bool
     shard: bool
     agreed: bool
@@ -266,6 +267,7 @@ class ModuleView:
     choice_docs: tuple[str, ...]
     reads: tuple[str, ...]
     lets: tuple[str, ...]
+    early_requires: tuple[str, ...]
     requires: tuple[str, ...]
     num_layers: str
     held: str
@@ -342,9 +344,12 @@ class AdapterView:
     name: str
     class_name: str
     header: str
-    formats: str
+    formats: str  # values of the choice between them, of which the engine may ask for one
+    pages: str  # the statement that names the formats of their pages
+    buffer: str  # that these are of
     buffers: Mapping[str, str]  # the first of each operation, by the engine's name of the operation
     fields: Mapping[str, str]  # that the engine's arguments are for
+    scales: Mapping[str, str]  # what the pool calls the scales of these
     names: Mapping[str, str]  # of operations, by their verbs
     has_page_size: bool
     has_rate: bool

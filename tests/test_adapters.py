@@ -38,6 +38,13 @@ def test_the_pool_and_its_adapter_are_written(built: Path) -> None:
     assert (built / "glm_dsa.py").read_bytes() == (ROOT / "generated" / "glm_dsa.py").read_bytes()
 
 
+@pytest.mark.parametrize("name", ["mla", "gqa"])
+def test_the_other_shipped_adapters_are_current(tmp_path: Path, name: str) -> None:
+    assert kvgen("build", ROOT / "specs" / f"{name}.yaml", "--engine", "sglang", "-o", tmp_path)[0] == 0
+    written = tmp_path / "sglang" / f"{name}.py"
+    assert written.read_text() == (ADAPTER.parent / f"{name}.py").read_text()
+
+
 def test_checks_look_at_adapters_where_they_are_asked_to(built: Path) -> None:
     adapter = built / "sglang" / "glm_dsa.py"
     assert kvgen("build", SPEC, "--engine", "sglang", "-o", built, "--check") == (0, "", "")
@@ -89,12 +96,26 @@ def test_what_is_missing_as_json(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["glm_dsa", "mla"])
-def test_the_adapter_states_no_numbers(name: str) -> None:
-    """Bytes and offsets are the layout's: the only numbers are those of first and last things."""
+@pytest.mark.parametrize(("name", "others"), [("glm_dsa", set()), ("mla", set()), ("gqa", {256})])
+def test_the_adapter_states_no_numbers(name: str, others: set[int]) -> None:
+    """Bytes and offsets are the layout's: the only numbers are those of first and last things, and an alignment."""
     tree = ast.parse((ADAPTER.parent / f"{name}.py").read_text())
     numbers = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is int}
-    assert numbers <= {0, 1}
+    assert numbers <= {0, 1} | others
+
+
+@pytest.mark.parametrize(
+    ("name", "formats"),
+    [
+        ("glm_dsa", '("bf16", "fp8_scaled", "fp8_raw")'),
+        ("mla", '("bf16", "fp8_scaled", "fp8_raw")'),  # of its four; SGLang has other pools for e2m1
+        ("gqa", '("bf16", "fp8")'),  # of its six; those of rows with scales, of e2m1 and of HND are not asked for
+    ],
+)
+def test_the_formats_that_sglang_may_ask_for(name: str, formats: str) -> None:
+    text = (ADAPTER.parent / f"{name}.py").read_text()
+    assert re.findall(r"for kv_format in (\(.*\)):", text) == [formats]
+    assert re.findall(r"^PAGES = (\(.*\))$", text, re.M) == (['("bf16_nhd", "fp8_nhd")'] if name == "gqa" else [])
 
 
 def test_without_sglang_the_import_says_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +148,26 @@ def test_an_adapter_of_a_layout_of_other_names(tmp_path: Path) -> None:
     assert 'buffer("latent_rows")' in text and 'buffer("index_rows_of_pages")' in text
     assert "self.generated.move_slots(" in text and "self.generated.save_slots(" in text
     assert "class ALayoutWhoseNameHasFortyLettersAbTokenToKVPool(DSATokenToKVPool):" in text
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(adapter)]
+    for words in (["check"], ["format", "--diff"]):
+        done = subprocess.run([sys.executable, "-m", "ruff", *words, *config], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_an_adapter_of_heads_of_other_names(tmp_path: Path) -> None:
+    """However long they are."""
+    names = {letter: f"{letter * 29}_of_a_token" for letter in "kvbp"}  # of 40 letters
+    for name in ("gqa", "kv_rows"):
+        text = (ROOT / "specs" / f"{name}.yaml").read_text().split("\nexpect:")[0] + "\n"
+        text = re.sub(r"\b([kv])\b(?=[,:\]}])", lambda found: names[found[1]], text)
+        text = re.sub(r"\bkv\b(?=[,:\]])", names["b"], text).replace("bf16_nhd", names["p"])
+        text = text.replace("layout: gqa", "layout: a_layout_whose_name_has_forty_letters_ab")
+        (tmp_path / f"{name}.yaml").write_text(text)
+    assert kvgen("build", tmp_path / "gqa.yaml", "--engine", "sglang", "-o", tmp_path)[0] == 0
+    adapter = tmp_path / "sglang" / "a_layout_whose_name_has_forty_letters_ab.py"
+    text = adapter.read_text()
+    assert f'BUFFER = "{names["b"]}"\nKEYS, KEY_SCALE = "{names["k"]}", "{names["k"]}_scale"\n' in text
+    assert f'PAGES = ("{names["p"]}", "fp8_nhd")' in text
     config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(adapter)]
     for words in (["check"], ["format", "--diff"]):
         done = subprocess.run([sys.executable, "-m", "ruff", *words, *config], capture_output=True, text=True)
@@ -198,7 +239,13 @@ EDITS = {  # of the shipped specs, and what SGLang would have against them
         "choices:|page: 64",
         lambda found: "choices:\n  size: {type: int, min: 1, default: 64}" if found[0] == "choices:" else "page: size",
         "no kernel reads the bytes of `index_fp8`: key e4m3[128] at 0, 128 bytes a slot; "
-        "key_scale where load time decides",
+        "key_scale f32[1] at 128 * slots, 4 bytes a slot",
+    ),
+    "keys in pieces": (
+        ["index_rows"],
+        r"- \[key\]\n",
+        "- {each: [index_head_dim//64, slot], put: [key]}\n",
+        "no kernel reads the bytes of `index_fp8`: key in pieces; key_scale f32[1] at 8192, 4 bytes a slot",
     ),
     "a buffer more": (
         ["glm_dsa"],
@@ -260,20 +307,76 @@ EDITS = {  # of the shipped specs, and what SGLang would have against them
         "the slots of `device` are not one a token and a page in reserve",
         "the slots of `logical` are not one a token and a page in reserve",
     ),
+    "keys and values under other names": (
+        ["gqa", "kv_rows"],
+        r"\bk\b(?=[,:\]}])",
+        "key",
+    ),
+    "no format of codes": (["gqa"], r"of: \[bf16, fp8, int8,", "of: [bf16, int8,"),
+    "values beside keys": (
+        ["kv_rows"],
+        r"k: \"bf16\[heads, head_dim\](.*)\n    page: \[\[k\], \[v\]\]",
+        r'k: "bf16[heads, head_dim]\1\n    page: [[k, v]]',
+        "no kernel reads the bytes of `bf16_nhd`: "
+        "k bf16[head_dim * heads] at 0, 2 * head_dim * heads + 2 * heads * v_head_dim bytes a slot; "
+        "v bf16[heads * v_head_dim] at 2 * head_dim * heads, "
+        "2 * head_dim * heads + 2 * heads * v_head_dim bytes a slot",
+    ),
+    "values before keys": (
+        ["kv_rows"],
+        r"\[\[k\], \[v\]\]",
+        "[[v], [k]]",
+        "no kernel reads the bytes of `bf16_nhd`: "
+        "v bf16[heads * v_head_dim] at 0, 2 * heads * v_head_dim bytes a slot; "
+        "k bf16[head_dim * heads] at 2 * slots * heads * v_head_dim, 2 * head_dim * heads bytes a slot",
+        "no kernel reads the bytes of `fp8_nhd`: v e4m3[heads * v_head_dim] at 0, heads * v_head_dim bytes a slot; "
+        "k e4m3[head_dim * heads] at slots * heads * v_head_dim, head_dim * heads bytes a slot",
+    ),
+    "codes without scales": (
+        ["kv_rows"],
+        r"\{type: \"e4m3\[heads, (v_)?head_dim\]\", quant: \{scale: given, code: divide\}\}",
+        r'"e4m3[heads, \1head_dim]"',
+        "`set_kv_buffer` is given scales, which the codes of `fp8_nhd` do not take",
+    ),
+    "heads before slots alone": (
+        ["kv_rows"],
+        r"page: \[\[k\], \[v\]\]",
+        "page: [{each: [heads, slot], put: [k]}, {each: [heads, slot], put: [v]}]",
+        "no kernel reads the bytes of any format that `set_kv_buffer` writes",
+    ),
+    "another argument of keys": (
+        ["gqa"],
+        "cache_k: k",
+        "keys: k",
+        "the arguments of `set_kv_buffer` are not cache_k and cache_v",
+    ),
+    "no width of values": (
+        ["gqa"],
+        r"from: \[v_head_dim, head_dim,",
+        "from: [value_dim, head_dim,",
+        "it has no field of the config from `v_head_dim`",
+    ),
+    "no view of fields": (
+        ["gqa"],
+        "get_kv_fields:",
+        "my_fields:",
+        "it has no operation `get_kv_fields` that is a view",
+    ),
 }
+TITLES = {"glm_dsa": "DSA", "mla": "MLA", "gqa": "MHA"}
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_what_sglang_would_have_against_a_layout(tmp_path: Path, edit: str) -> None:
     """Told at build, as SGLang's kernels would read other bytes without a word."""
     files, old, new, *wrong = EDITS[edit]
-    for name in ("glm_dsa", "mla", "mla_rows", "index_rows"):
+    for name in (*TITLES, "mla_rows", "index_rows", "kv_rows"):
         text = (ROOT / "specs" / f"{name}.yaml").read_text()
         text = text.split("\nexpect:")[0] + "\n"
         changed = re.sub(old, new, text) if name in files else text
         assert (changed != text) == (name in files)
         (tmp_path / f"{name}.yaml").write_text(changed)
-    built, title = ("mla", "MLA") if "mla" in files else ("glm_dsa", "DSA")
+    built = next((name for name in files if name in TITLES), "gqa" if "kv_rows" in files else "glm_dsa")
     words = [tmp_path / f"{built}.yaml", "--engine", "sglang", "-o", tmp_path, "--format", "json"]
     status, out, _ = kvgen("build", *words)
     errors = [problem for problem in json.loads(out).get("problems", []) if problem["severity"] == "error"]
@@ -282,7 +385,7 @@ def test_what_sglang_would_have_against_a_layout(tmp_path: Path, edit: str) -> N
     else:
         (error,) = errors
         name = "sglang" if "folder" in edit else built
-        assert error["message"] == f"`{name}` is not the {title} pool of SGLang: {wrong[0]}"
+        assert error["message"] == f"`{name}` is not the {TITLES[built]} pool of SGLang: {wrong[0]}"
         assert error["notes"] == wrong[1:]
 
 
@@ -309,7 +412,7 @@ def test_mla_without_pages_of_load_time(tmp_path: Path) -> None:
     (tmp_path / "mla.yaml").write_text(text)
     assert kvgen("build", tmp_path / "mla.yaml", "--engine", "sglang", "-o", tmp_path)[0] == 0
     adapter = (tmp_path / "sglang" / "mla.py").read_text()
-    assert 'raise ValueError(f"{NAME}: a page of this layout has {latent.page_size} slots, not {page_size}")' in adapter
+    assert 'raise ValueError(f"{NAME}: a page of this layout has {space.page_size} slots, not {page_size}")' in adapter
     assert "page_size=page_size" not in adapter and "index_k" not in adapter
     line = [sys.executable, "-m", "ruff", "format", "--diff", "--config", str(ROOT / "pyproject.toml"), "--no-cache"]
     done = subprocess.run([*line, str(tmp_path / "sglang" / "mla.py")], capture_output=True, text=True)

@@ -212,8 +212,9 @@ def draw_keys_and_values(draw: random.Random) -> tuple[dict[str, Any], dict[str,
 
 def draw_windows(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
     config, choices = draw_keys_and_values(draw)
-    layers = config["num_hidden_layers"]
+    config["num_hidden_layers"] = layers = max(1, config["num_hidden_layers"])
     kinds = [draw.choice(["sliding_attention", "full_attention"]) for _ in range(layers)]
+    kinds[draw.randrange(layers)] = "sliding_attention"
     config |= {"layer_types": kinds, "sliding_window": draw.choice([128, 4096])}
     return config, choices | {"swa_pool": draw.choice(["ratio", "requests"]), "swa_ratio": draw.choice([0, 1, "1/10"])}
 
@@ -409,7 +410,7 @@ def test_layers_are_split_evenly(layers: int, stages: int, split: tuple[int, ...
 
 
 @pytest.mark.parametrize(("role", "cells"), [("target", [24048, 23652]), ("both", [24048, 24360])])
-def test_8_stages_have_their_own_indexers(role: str, cells: list[int]) -> None:
+def test_eight_stages_have_their_own_indexers(role: str, cells: list[int]) -> None:
     """TensorRT-LLM 16558: of GLM-5.2, 12 owners of 39 layers and 9 of 39; the MTP layer is on the last stage."""
     words = (GLM_DSA, "--config", GLM_52, "--set", "kv_format=fp8_raw", "--set", f"role={role}")
     found = document(*words, "--pp", 2, "--memory", "10GiB")

@@ -1,15 +1,19 @@
 """Public faults of KV caches, restated in numbers: the right value comes out, and the one of the fault does not.
 
-Each test is named after its case; the reports are those of SGLang, vLLM, TensorRT-LLM and LMCache that are named in it.
-Capacities in reports leave the reserved page out, which is told apart here.
+Each test is named after its case of `docs/cases.md`, and its report after the project that it is of. Capacities in
+reports leave the reserved page out, which is told apart here. Here are latent rows and their indexers; keys and values
+are in `test_cases_kv.py`, layouts that do not come with kvgen in `test_cases_language.py`.
 """
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.cli import kvgen
 from support.models import model_config
 
 from generated import glm_dsa, mla
@@ -140,6 +144,18 @@ def test_31_addresses_have_64_bits(kv_format: str, safe: int) -> None:
     assert not pool.get_key_buffer(0)[:64].any()
 
 
+def test_32_pages_of_480_rows() -> None:
+    """vllm 47671: page 7,768 of 480 x 576 elements is the first whose number times its stride is no int32."""
+    assert 7767 * 480 * 576 < 2**31 <= 7768 * 480 * 576
+    layout = mla.Layout.from_config({**DSA, "num_hidden_layers": 1}, kv_format="fp8_raw", page_size=480)
+    pool = mla.Pool(layout, 7768 * 480)
+    slots = torch.tensor([7768 * 480 - 1, 7768 * 480])
+    pool.set_mla_kv_buffer(0, slots, torch.ones(2, 512).bfloat16(), torch.ones(2, 64).bfloat16())
+    assert all(loaded.eq(1).all() for loaded in pool.get_mla_kv_buffer(0, slots))
+    pages = pool.buffer("kv", 0)
+    assert pages[7767, -576:].all() and pages[7768, :576].all() and not pages[0].any()
+
+
 def test_36_37_39_slots_that_are_none() -> None:
     """TensorRT-LLM 18673, sglang 32477, 34613: -1, the slot behind the last, the reserved one; also of pages of 1."""
     for page_size in (1, 64):
@@ -186,6 +202,78 @@ def test_66_a_row_of_the_host_is_a_row_of_the_device() -> None:
         assert layout.buffer("kv_host").page.slot_bytes == layout.buffer("kv").page.slot_bytes == row
 
 
+@pytest.mark.parametrize(("kv_format", "row"), [("bf16", 1152), ("fp8_scaled", 656), ("fp8_raw", 576), ("nvfp4", 432)])
+def test_66_a_row_of_a_copy_is_a_row_of_the_device(kv_format: str, row: int) -> None:
+    layout = deepseek_v3(kv_format=kv_format, end_layer=1)
+    assert layout.buffer("kv").page.slot_bytes == row
+    copied = sum(part.record_bytes for part in mla.Pool(layout, 64).describe_staging(1))
+    assert copied == (row - 16 if kv_format == "nvfp4" else row)  # the gap of 16 bytes has no values
+
+
+def test_67_a_slot_is_at_one_place_in_target_and_draft() -> None:
+    """sglang 32418: row 1,000 begins at byte 656,000 in both; of a draft of 576 bytes, 80,000 bytes before."""
+    pool = glm_dsa.Pool(dsa(1, {"num_nextn_predict_layers": 1}, role="both"), 1024)
+    for layer, name in enumerate(("kv", "kv_draft")):
+        pool.set_mla_kv_buffer(layer, torch.tensor([1000]), torch.ones(1, 512).bfloat16(), torch.ones(1, 64).bfloat16())
+        places = pool.buffer(name, layer).view(-1).nonzero().flatten()
+        assert (int(places[0]), int(places[-1])) == (656_000, 656_655)
+    assert 656_000 - 1000 * 576 == 80_000
+    hosts = glm_5_2(host_to_device_ratio=2, role="both")
+    assert {hosts.buffer(name).page.slot_bytes for name in ("kv", "kv_draft", "kv_host")} == {656}
+
+
+@pytest.mark.parametrize("kv_format", ["fp8_scaled", "fp8_raw"])
+def test_70_rope_is_not_scaled_by_the_latent(kv_format: str) -> None:
+    """vllm 42956: by a scale of 0.08 / 448, which is that of the latent, a rope of 1.0 came back as 0.08."""
+    pool = mla.Pool(mla.Layout.from_config({**DSA, "num_hidden_layers": 1}, kv_format=kv_format), 64)
+    pool.set_mla_kv_buffer(0, torch.tensor([70]), torch.full((1, 512), 0.08).bfloat16(), torch.ones(1, 64).bfloat16())
+    latent, rope = pool.get_mla_kv_buffer(0, torch.tensor([70]))
+    assert rope.eq(1).all() and latent.float().sub(0.08).abs().max() < 0.08 / 16
+
+
+def test_71_a_gap_is_part_of_a_row() -> None:
+    """sglang 38646: 256 + 32 bytes of codes and scales, 16 of nothing, then the rope: 432 bytes."""
+    layout = mla.Layout.from_config({**DSA, "num_hidden_layers": 1}, kv_format="nvfp4")
+    assert layout.buffer("kv").page.slot_bytes == 432 == 256 + 32 + 16 + 128
+    pool = mla.Pool(layout, 64)
+    pool.set_mla_kv_buffer(0, torch.tensor([1]), torch.ones(1, 512).bfloat16(), torch.full((1, 64), 1.5).bfloat16())
+    row = pool.buffer("kv", 0).view(-1)[432:864]
+    assert row[:288].all() and not row[288:304].any()
+    assert row[304:].view(torch.bfloat16).eq(1.5).all() and not pool.buffer("kv", 0).view(-1)[864:].any()
+
+
+@pytest.mark.parametrize("kv_format", ["bf16", "fp8_scaled", "fp8_raw"])
+def test_76_copies_of_rows_of_any_width(kv_format: str) -> None:
+    """sglang 30736: rows of 576, 656 and 132 bytes are no multiples of 128; what is behind the last stays as it was."""
+    held: list[torch.Tensor] = []
+
+    def allocate(name: str, layer: int, nbytes: int) -> torch.Tensor:
+        held.append(torch.full((nbytes + 256,), 0xA5, dtype=torch.uint8))
+        return held[-1][:nbytes]
+
+    layout = dsa(1, kv_format=kv_format)
+    source, target = glm_dsa.Pool(layout, 64), glm_dsa.Pool(layout, 64, allocate=allocate)
+    for name in ("kv", "index_k"):
+        source.buffer(name, 0).random_(1, 256)
+    slots = torch.tensor([127, 126, 70])
+    target.load_cpu_copy(source.get_cpu_copy(slots), slots)
+    assert torch.equal(target.pack(slots), source.pack(slots))
+    rows = target.get_key_buffer(0)
+    assert rows.any(1).nonzero().flatten().tolist() == [70, 126, 127]
+    assert all(memory[-256:].eq(0xA5).all() for memory in held)
+
+
+def test_77_what_is_allocated_is_described() -> None:
+    """sglang 24878: a kind of state that nobody knew was passed over as sent."""
+    layout = glm_5_2(role="both")
+    regions = glm_dsa.Pool(layout, 64, device="meta").transfer_regions()
+    owned = [(name, layer) for name in ("kv", "kv_draft", "index_k") for layer in layout.layers(name)]
+    assert sorted((region.buffer, region.layer) for region in regions) == sorted(owned)
+    assert sum(region.nbytes for region in regions) == glm_dsa.bytes_for(layout, 64)
+    with pytest.raises(LookupError, match="no buffer `index_state`"):
+        layout.layers("index_state")
+
+
 def test_80_82_copies_hold_latent_and_keys_of_target_and_draft() -> None:
     """sglang 23346, 28896: cleared and loaded into other slots; 61,464 bytes a token, and 788 of the draft."""
     layout = dsa(2, {"num_nextn_predict_layers": 1}, role="both")
@@ -204,6 +292,83 @@ def test_80_82_copies_hold_latent_and_keys_of_target_and_draft() -> None:
     assert glm_dsa.cell_size(dsa(78)) == 61464 == 78 * 788
 
 
+def test_83_spaces_are_not_mixed() -> None:
+    """sglang 33043: entries of slots of two kinds were in one list, by the width of the first."""
+    pool = glm_dsa.Pool(dsa(2, {"num_nextn_predict_layers": 1}, role="both", host_to_device_ratio=2), 64)
+    regions = {(own.buffer, own.space, own.page_bytes) for own in pool.transfer_regions()}
+    assert regions == {("kv", "device", 41984), ("kv_draft", "logical", 41984), ("index_k", "logical", 8448)}
+    for run in (pool.pack, pool.get_cpu_copy):
+        with pytest.raises(
+            ValueError, match=r"by the names of spaces that number slots apart: \['device', 'logical'\]"
+        ):
+            run(torch.tensor([70]))
+
+
+def test_87_operations_go_over_owners() -> None:
+    """sglang 30472: with the pattern F F S S F S, moves and copies touch the keys of layers 0, 1 and 4 alone."""
+    layout = dsa(6, {"index_topk_pattern": "FFSSFS"})
+    pool = glm_dsa.Pool(layout, 128)
+    assert layout.layers("index_k") == (0, 1, 4)
+    assert [own.layer for own in pool.transfer_regions() if own.buffer == "index_k"] == [0, 1, 4]
+    for layer in (0, 1, 4):
+        pool.store_index_k(layer, torch.tensor([70]), torch.ones(1, 128).bfloat16())
+    for layer in (2, 3, 5):
+        for run in (
+            lambda layer: pool.buffer("index_k", layer),
+            lambda layer: pool.store_index_k(layer, torch.tensor([70]), torch.ones(1, 128).bfloat16()),
+        ):
+            with pytest.raises(LookupError, match=rf"^layer {layer} has no `index_k` here; .*\[0, 1, 4\]$"):
+                run(layer)
+    pool.move_kv_cache(torch.tensor([150]), torch.tensor([70]))
+    copy = pool.get_cpu_copy(torch.tensor([150]))
+    pool.clear_pages(torch.tensor([2]))
+    pool.load_cpu_copy(copy, torch.tensor([90]))
+    for layer in (0, 1, 4):
+        keys = pool.buffer("index_k", layer)[1, :8192].view(64, 128)
+        assert torch.equal(keys[90 - 64], keys[70 - 64]) and keys[70 - 64].all()
+
+
+def test_88_a_token_is_moved_by_its_place_in_a_page() -> None:
+    """sglang 31218: 130 to 70 are keys at 17,152 to 9,216 and scales at 25,096 to 16,664; 69 and 71 stay."""
+    pool = glm_dsa.Pool(dsa(1), 192)
+    memory = pool.buffer("index_k", 0).random_(0, 256).view(-1)
+    expected = memory.clone()
+    expected[9_216 : 9_216 + 128] = memory[17_152 : 17_152 + 128]
+    expected[16_664 : 16_664 + 4] = memory[25_096 : 25_096 + 4]
+    pool.move_kv_cache(torch.tensor([70]), torch.tensor([130]))
+    assert torch.equal(memory, expected)
+    chain = torch.arange(70, 140)
+    before = pool.get_index_k_scale_buffer(0, torch.tensor([256]), torch.tensor([[0, 1, 2, 3]]))
+    pool.move_kv_cache(chain + 3, chain)
+    after = pool.get_index_k_scale_buffer(0, torch.tensor([256]), torch.tensor([[0, 1, 2, 3]]))
+    order = torch.arange(256)
+    order[73:143] = chain
+    assert all(torch.equal(now, was[order]) for now, was in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"index_topk_pattern": "SFFF"}, "layer 0: the first layer has no earlier top-k to share"),
+        ({"index_topk_pattern": "FXFF"}, "index_topk_pattern: expected the letters FS, found 'X'"),
+        (
+            {"index_topk_freq": 4, "index_skip_topk_offset": 0},
+            "index_skip_topk_offset: expected an integer from 1 to 1099511627776, found 0",
+        ),
+    ],
+)
+def test_100_patterns_that_cannot_be(fields: dict[str, Any], line: str) -> None:
+    """transformers 48764: each was an error of the running model, or none."""
+    with pytest.raises(glm_dsa.LayoutError) as error:
+        dsa(6, fields)
+    assert str(error.value) == f"glm_dsa: {line}"
+
+
+def test_100_a_pattern_that_is_short() -> None:
+    """`FFSS` of 6 layers is F F S S F F, and no IndexError."""
+    assert dsa(6, {"index_topk_pattern": "FFSS"}).layers("index_k") == (0, 1, 4, 5)
+
+
 def test_101_sets_and_not_counts() -> None:
     """prime-rl 2541, TensorRT-LLM 15574: with and without an offset there are 21 owners, of which two are the same."""
     frequency = dsa(78, {"index_topk_freq": 4}).layers("index_k")
@@ -215,6 +380,15 @@ def test_101_sets_and_not_counts() -> None:
         dsa(6, {**SHARING, "index_topk_pattern": "FFSSFS"})
 
 
+def test_102_layers_that_run_an_indexer_are_those_that_keep_keys() -> None:
+    """vllm-ascend 11363: GLM-5.1 has weights of 78 indexers, and 21 that run where it is told to share."""
+    own = model_config("glm-5")
+    assert len(glm_dsa.Layout.from_config(own).layers("index_k")) == 78
+    assert glm_dsa.Layout.from_config(own | SHARING).layers("index_k") == GLM_5_2_OWNERS
+    with pytest.raises(glm_dsa.LayoutError, match="disagree about layer 3"):  # neither is taken in silence
+        glm_dsa.Layout.from_config(own | SHARING | {"indexer_types": ["full"] * 78})
+
+
 def test_110_head_dim_is_no_latent() -> None:
     """omlx 2626: GLM-5.2 says 192 and GLM-5 says 64; a latent is 576 values in both."""
     for model in ("glm-5", "glm-5.2"):
@@ -222,3 +396,36 @@ def test_110_head_dim_is_no_latent() -> None:
         layout = glm_dsa.Layout.from_config(model_config(model), kv_format="bf16")
         assert layout.buffer("kv").page.slot_bytes == 1152 == 2 * 576
         assert "head_dim" not in layout.config_used
+
+
+def test_101_a_config_without_its_rules_shows_that_it_has_none() -> None:
+    """A copy of GLM-5.2's config that was trimmed has an indexer in all layers; the default that was taken is told."""
+    rules = ("indexer_types", "index_topk_freq", "index_skip_topk_offset")
+    trimmed = {name: value for name, value in model_config("glm-5.2").items() if name not in rules}
+    layout = glm_dsa.Layout.from_config(trimmed)
+    assert len(layout.layers("index_k")) == 78
+    assert layout.defaults_used["index_topk_freq"] == 1 and layout.defaults_used["indexer_types"] is None
+
+
+V4 = {"head_dim": 512, "num_key_value_heads": 1, "qk_rope_head_dim": 64, "index_head_dim": 128, "index_topk": 512}
+MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+HYBRID = {"num_key_value_heads": 2, "head_dim": 256}
+FOREIGN = {
+    "DeepSeek-V4": V4 | {"compress_ratios": [0, 0, 4, 128], "sliding_window": 128},
+    "MiniMax-M3": HYBRID | {"sparse_attention_config": {"sparse_index_dim": 128}},
+    "Kimi-K3": MLA | {"linear_attn_config": {"kda_layers": [1, 2, 3], "full_attn_layers": [4]}},
+    "Kimi-K3, by its full layers": MLA | {"linear_attn_config": {"full_attn_layers": [4]}},
+    "Qwen3-Next": HYBRID | {"full_attention_interval": 4},
+    "Qwen3.5": HYBRID | {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+    "GLM-5.3-Flash": DSA | {"qk_rope_head_dim": 0, "index_kpool": 4},
+    "pooled keys": DSA | {"index_kpool": 4, "index_topk": 2048},
+}
+
+
+@pytest.mark.parametrize("model", FOREIGN)
+def test_families_of_no_layout_are_refused(model: str, tmp_path: Path) -> None:
+    """Nothing that comes with kvgen prices them as if they had keys of every token in every layer."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"num_hidden_layers": 4} | FOREIGN[model]), encoding="utf-8")
+    status, out, err = kvgen("budget", "--config", config, "--tokens", 6400)
+    assert (status, out) == (1, "") and err.startswith("error[KV406]: no shipped layout is for this config\n")

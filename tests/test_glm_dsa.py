@@ -516,6 +516,8 @@ OPTIONAL = {
     "index_topk_pattern": None,
     "index_skip_topk_offset": None,
     "index_topk_freq": 1,
+    "layer_types": None,
+    "compress_ratios": None,
 }
 
 
@@ -545,7 +547,13 @@ def test_fields_and_defaults_used() -> None:
         "index_skip_topk_offset": 3,
         "index_topk_freq": 4,
     }
-    assert layout.defaults_used == {"index_kpool": 1, "cli_factor": 1, "index_topk_pattern": None}
+    assert layout.defaults_used == {
+        "index_kpool": 1,
+        "cli_factor": 1,
+        "index_topk_pattern": None,
+        "layer_types": None,
+        "compress_ratios": None,
+    }
     deepseek = Layout.from_config(model_config("deepseek-v3.2"))
     assert deepseek.config_used == {
         "num_hidden_layers": 61,

@@ -258,13 +258,16 @@ def test_planes_apart_and_together() -> None:
 
 
 def test_addresses_of_two_buffers() -> None:
-    """Each layer has its own; what a stage does not hold is not there."""
+    """Each space has a list of its own, with zeros for layers of the other; what a stage does not hold is not there."""
     pool = Case("hybrid_swa", HYBRID, {"end_layer": 2}, tokens=96).pool()
-    ptrs, lens, _ = pool.get_contiguous_buf_infos()
-    planes = [("kv_swa", 0, "k"), ("kv_full", 1, "k"), ("kv_swa", 0, "v"), ("kv_full", 1, "v")]
-    assert ptrs == [pool.buffer(name, layer, plane).data_ptr() for name, layer, plane in planes]
     # 48 + 16 slots of 3 x 32 and 3 x 64 values, 96 + 16 of 64 and of 32
-    assert lens == [64 * 192, 112 * 128, 64 * 384, 112 * 64]
+    for infos, name, layer, lens in (
+        (pool.get_contiguous_buf_infos, "kv_full", 1, [0, 112 * 128, 0, 112 * 64]),
+        (pool.get_state_buf_infos, "kv_swa", 0, [64 * 192, 0, 64 * 384, 0]),
+    ):
+        ptrs = [pool.buffer(name, layer, plane).data_ptr() for plane in ("k", "v")]
+        assert [ptr for ptr in infos()[0] if ptr] == ptrs
+        assert infos()[1] == lens
 
 
 def test_views_of_planes_are_refused() -> None:

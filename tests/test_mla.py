@@ -55,7 +55,8 @@ def test_models_of_other_layouts(model: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
-        ({"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2]}}, "linear_attn_config.kda_layers"),
+        ({"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2]}}, "linear_attn_config"),
+        ({"linear_attn_config": {"full_attn_layers": [2]}}, "linear_attn_config"),
         ({"num_hidden_layers": 80, "layer_group_size": 8}, "layer_group_size"),  # seven of eight layers
     ],
 )

@@ -319,17 +319,17 @@ def test_layout_that_is_no_pool_of_the_engine(tmp_path: Path) -> None:
     status, out, err = run("build", str(file), "--engine", "sglang", "-o", str(tmp_path / "out"))
     assert (status, out) == (1, "")
     assert err == (
-        "error[KV405]: `small` is not the MLA pool of SGLang: it has no operation `set_mla_kv_buffer` that is a store\n"
+        "error[KV405]: `small` is not the MHA pool of SGLang: it has no operation `set_kv_buffer` that is a store\n"
         f" --> {file}:2:9\n"
         "  |\n"
         "2 | layout: small\n"
         "  |         ^^^^^\n"
         "  |\n"
-        "  = note: it has no operation `get_mla_kv_buffer` that is a load\n"
-        "  = note: it has no operation `get_key_buffer` that is a view\n"
+        "  = note: it has no operation `get_kv_fields` that is a view\n"
         "  = note: it has no operation `get_contiguous_buf_infos` that is a describe\n"
-        "  = note: it has no field of the config from `kv_lora_rank`\n"
-        "  = note: it has no field of the config from `qk_rope_head_dim`\n"
+        "  = note: it has no field of the config from `num_key_value_heads`\n"
+        "  = note: it has no field of the config from `head_dim`\n"
+        "  = note: it has no field of the config from `v_head_dim`\n"
         "  = note: it has no choice `kv_format` between formats by name (`of: [...]`)\n"
         "  = help: build it without --engine sglang\n"
     )
@@ -350,6 +350,7 @@ def test_config_that_no_shipped_layout_is_for(tmp_path: Path) -> None:
         "  = note: glm_dsa: index_head_dim is missing from the config\n"
         "  = note: gqa: kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "  = note: hybrid_swa: sliding_window or attention_chunk_size is missing from the config\n"
+        "  = note: hybrid_swa: kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "  = note: mla: index_topk: sparse attention has indexer keys too, which the layout glm_dsa has\n"
         "  = note: shared_kv: kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "  = note: shared_kv: neither num_kv_shared_layers nor cla_share_factor, so no layer reads what another has\n"

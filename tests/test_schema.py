@@ -28,7 +28,7 @@ config:
   num_layers: {type: int, from: num_hidden_layers, min: 1, max: 1000}
   head_dim: {type: int, from: [head_dim, hidden_size / num_attention_heads]}
   latent_dim: {type: int, is: 512}
-  kinds: {type: list, of: {sliding_attention: sliding, full_attention: full}, optional: true}
+  kinds: {type: list, of: {sliding_attention: sliding, full_attention: full}, besides: text, optional: true}
   sources: {type: list, of: int, default: [0, 4]}
   ratios: {type: list, of: [0, 4, 128]}
   pattern: {type: text, of: FS, default: FFS}

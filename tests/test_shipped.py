@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import kvgen
+from test_configs import default_price
 
 import kvgen.shipped as kvgen_shipped
 
@@ -21,21 +22,56 @@ OWNERS = {  # config -> the layout that is for it
     "glm-5": "glm_dsa",
     "glm-5.2": "glm_dsa",
     "gpt-oss-120b": "hybrid_swa",
+    "hunyuan-a13b": "gqa",
+    "kimi-k2-instruct": "mla",
     "kimi-k2.5": "mla",
     "llama-3.1-70b": "gqa",
     "llama-3.1-8b": "gqa",
     "llama-4-scout": "hybrid_swa",
     "mimo-v2-flash": "hybrid_swa",
     "minimax-m2.5": "gqa",
+    "minimax-m2.7": "gqa",
+    "mistral-7b-instruct-v0.2": "gqa",
+    "mistral-large-2407": "gqa",
     "mixtral-8x7b": "gqa",
+    "qwen3-235b-a22b": "gqa",
     "qwen3-30b-a3b": "gqa",
     "qwen3-8b": "gqa",
     "step-3.7-flash": "hybrid_swa",
 }
+LATENT = "kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have"
+COMPRESSED = "compress_ratios: layers keep a latent for several tokens"
+STATE = "mamba_d_state, ssm_state_size, linear_num_value_heads, lru_width or conv_L_cache: layers keep state"
+LAYERS_OF_STATE = "layer_types: layers that keep state instead of keys and values, or beside them"
+KDA = "linear_attn_config: layers of linear attention have state, no latent rows"
+REFUSED: dict[str, dict[str, list[str]]] = {  # config -> what layouts like its model's say against it
+    "deepseek-v4-flash": {"glm_dsa": [COMPRESSED], "gqa": [COMPRESSED], "hybrid_swa": [COMPRESSED]},
+    "deepseek-v4-pro": {"glm_dsa": [COMPRESSED], "gqa": [COMPRESSED], "hybrid_swa": [COMPRESSED]},
+    "glm-5.3-flash": {
+        "glm_dsa": [
+            "qk_rope_head_dim: this layout is for 64, found 0",
+            "layer_types: layers without an indexer",
+            "pooled index keys (index_kpool above 1) are not supported by this layout",
+        ],
+        "mla": ["layer_types: layers that keep something else than a latent row of each token"],
+    },
+    "kimi-k3": {"mla": [KDA], "gqa": [LATENT], "shared_kv": [LATENT]},
+    "kimi-linear-48b-a3b": {"mla": [KDA], "gqa": [LATENT], "shared_kv": [LATENT]},
+    "minimax-m3": {"gqa": ["sparse_attention_config: sparse attention has index keys too"]},
+    "qwen3-next-80b-a3b": {
+        "gqa": [
+            STATE,
+            "full_attention_interval: layers of linear attention keep state instead of keys and values",
+        ],
+        "hybrid_swa": [STATE],
+    },
+    "qwen3.5-35b-a3b": {"gqa": [STATE, LAYERS_OF_STATE], "hybrid_swa": [STATE, LAYERS_OF_STATE]},
+    "qwen3.5-397b-a17b": {"gqa": [STATE, LAYERS_OF_STATE], "shared_kv": ["layer_types: layers that keep state"]},
+}
 
 
-def test_every_config_has_its_layout() -> None:
-    assert {path.stem for path in CONFIGS.glob("*.json")} == set(OWNERS)
+def test_every_config_has_its_layout_or_reasons() -> None:
+    assert {path.stem for path in CONFIGS.glob("*.json")} == set(OWNERS) ^ set(REFUSED)
 
 
 @pytest.mark.parametrize("config", OWNERS)
@@ -45,11 +81,31 @@ def test_budget_picks_the_layout(config: str) -> None:
     picked = kvgen("budget", "--config", file, "--tokens", 6400, "--format", "json")
     named = kvgen("budget", ROOT / "specs" / f"{own}.yaml", "--config", file, "--tokens", 6400, "--format", "json")
     assert picked == named and picked[0] == 0 and json.loads(picked[1])["layout"] == own
+    assert json.loads(picked[1])["bytes_per_token"] == default_price(config)
     status, out, err = kvgen("specs", "--config", file, "--format", "json")
     assert (status, err) == (0, "")
     verdicts = {entry["layout"]: (entry["accepted"], entry["reasons"]) for entry in json.loads(out)["specs"]}
     assert [name for name, (accepted, _) in verdicts.items() if accepted] == [own]
     assert all(accepted or reasons for accepted, reasons in verdicts.values())
+
+
+@pytest.mark.parametrize("config", REFUSED)
+def test_a_model_that_no_layout_is_for(config: str) -> None:
+    """What makes it so is said, whatever else the config lacks."""
+    file = CONFIGS / f"{config}.json"
+    status, out, err = kvgen("specs", "--config", file, "--format", "json")
+    assert (status, err) == (0, "")
+    verdicts = {entry["layout"]: (entry["accepted"], entry["reasons"]) for entry in json.loads(out)["specs"]}
+    for accepted, reasons in verdicts.values():
+        assert not accepted and reasons
+    for layout, expected in REFUSED[config].items():
+        assert [reason for reason in verdicts[layout][1] if reason in expected] == expected
+    status, out, err = kvgen("budget", "--config", file, "--tokens", 0)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"error[KV406]: no shipped layout is for this config\n --> {file}\n")
+    for layout, (_, reasons) in verdicts.items():
+        for reason in reasons:
+            assert f"  = note: {layout}: {reason}\n" in err
 
 
 def test_specs_as_text() -> None:
@@ -60,7 +116,8 @@ def test_specs_as_text() -> None:
         "  Multi-head latent attention (DeepSeek-V3, Kimi-K2), one latent row per token in every layer\n"
         f"  file     {SPECS}/mla.yaml\n"
         "  needs    num_hidden_layers, kv_lora_rank = 512, qk_rope_head_dim = 64\n"
-        "  reads    num_nextn_predict_layers, index_topk, linear_attn_config.kda_layers, layer_group_size\n"
+        "  reads    num_nextn_predict_layers, index_topk, linear_attn_config.kda_layers or "
+        "linear_attn_config.full_attn_layers, layer_types, layer_group_size\n"
         "  choices  kv_format (bf16 | fp8_scaled | fp8_raw | nvfp4), page_size\n"
     ) in out
     status, out, err = kvgen("specs", "--config", CONFIGS / "glm-5.json")
@@ -77,12 +134,14 @@ def test_specs_as_text() -> None:
         "  Keys and values per head, layers with a window apart (gpt-oss, Gemma 3 and 4, MiMo-V2, Llama 4)\n"
         f"  file     {SPECS}/hybrid_swa.yaml\n"
         "  - sliding_window or attention_chunk_size is missing from the config\n"
+        "  - kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "mla: no\n"
         "  Multi-head latent attention (DeepSeek-V3, Kimi-K2), one latent row per token in every layer\n"
         f"  file     {SPECS}/mla.yaml\n"
         "  - index_topk: sparse attention has indexer keys too, which the layout glm_dsa has\n"
         "shared_kv: no\n"
-        "  Keys and values per head, where layers read those of a layer before them (Gemma 3n, cross-layer attention)\n"
+        "  Keys and values per head, where layers read those of a layer before them (Gemma 3n and 4, cross-layer "
+        "attention)\n"
         f"  file     {SPECS}/shared_kv.yaml\n"
         "  - kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have\n"
         "  - neither num_kv_shared_layers nor cla_share_factor, so no layer reads what another has\n"

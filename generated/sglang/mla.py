@@ -44,7 +44,7 @@ def layout_of(config: object, dtype: torch.dtype, kv_cache_dim: int, **choices: 
         ValueError: rows that no format of the layout has, or what `from_config` refuses.
     """
     found = []
-    for kv_format in ("bf16", "fp8_scaled", "fp8_raw", "nvfp4"):
+    for kv_format in ("bf16", "fp8_scaled", "fp8_raw"):
         layout = Layout.from_config(config, kv_format=kv_format, **choices)
         page = layout.buffer("kv").page
         if page.field("latent").dtype == DTYPES.get(dtype) and page.slot_bytes == kv_cache_dim * dtype.itemsize:
@@ -86,9 +86,9 @@ def layout_of_arguments(
         "qk_rope_head_dim": qk_rope_head_dim,
     }
     layout = layout_of(config, dtype, kv_lora_rank + qk_rope_head_dim, start_layer=first, page_size=page_size)
-    latent = layout.buffer("kv").space
-    if page_size != latent.page_size:
-        raise ValueError(f"{NAME}: a page of this layout has {latent.page_size} slots, not {page_size}")
+    space = layout.buffer("kv").space
+    if page_size != space.page_size:
+        raise ValueError(f"{NAME}: a page of this layout has {space.page_size} slots, not {page_size}")
     return layout
 
 

@@ -65,6 +65,9 @@ from sglang.srt.plugins import load_plugins  # noqa: E402
 from support.casts import cast_fix  # noqa: E402
 
 load_plugins()  # as every process of SGLang begins
+
+from pairs import both, pools  # noqa: E402, F401
+
 torch.set_num_threads(1)
 
 

@@ -1,15 +1,21 @@
-"""Deployments of GLM-5.2 and DeepSeek-V3: SGLang's global arguments and its configurator, as a server sets them up."""
+"""Deployments of GLM-5.2, DeepSeek-V3 and models of keys and values per head, as a server sets them up.
 
+SGLang's global arguments, and its configurator.
+"""
+
+import json
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sglang.srt.configs.model_config import is_deepseek_dsa
+from sglang.srt.configs.model_config import ModelConfig, is_deepseek_dsa
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator, _PoolSizes, calculate_mla_kv_cache_dim
-from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, KVCache, MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import SpecAuxHiddenStateConfig
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from sglang.srt.runtime_context import get_context, get_parallel
@@ -18,8 +24,10 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 E4M3 = torch.float8_e4m3fn
 DTYPES = {"bf16": torch.bfloat16, "fp8_scaled": E4M3, "fp8_raw": E4M3}
 BACKENDS = {"bf16": "flashmla_sparse", "fp8_scaled": "flashmla_sparse", "fp8_raw": "trtllm"}  # they choose the row
+HEAD_DTYPES = {"bf16": torch.bfloat16, "fp8": E4M3}  # of keys and values per head
 STAGES = ((0, 78), (0, 39), (39, 78), (20, 40))
 PAGE = 64
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
 
 def glm_5_2(layers: int = 78, **fields: object) -> SimpleNamespace:
@@ -42,6 +50,14 @@ def deepseek_v3(layers: int = 61) -> SimpleNamespace:
     return glm_5_2(layers, architectures=["DeepseekV3ForCausalLM"], index_topk=None, index_head_dim=None)
 
 
+def model_of(name: str, **fields: object) -> ModelConfig:
+    """SGLang's own reading of a config.json of the tests, with other fields."""
+    config = json.loads((CONFIGS / f"{name}.json").read_text()) | fields
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(config))
+        return ModelConfig(folder)
+
+
 SHARING = {"index_topk_freq": 4, "index_skip_topk_offset": 3}
 
 
@@ -59,6 +75,8 @@ class Deployment:
     algorithm: str | None = None
     page: int = PAGE
     arguments: tuple[tuple[str, object], ...] = ()
+    model: ModelConfig | None = None  # of keys and values per head, in place of a config
+    ranks: int = 1
 
     @property
     def layers(self) -> int:
@@ -67,7 +85,7 @@ class Deployment:
     @contextmanager
     def serving(self) -> Iterator[KVCacheConfigurator]:
         """SGLang's configurator, within the global arguments of the deployment."""
-        backend = BACKENDS[self.kv_format]
+        backend = BACKENDS.get(self.kv_format)
         arguments = {
             "enable_hisparse": self.ratio > 0,
             "hisparse_config": f'{{"host_to_device_ratio": {self.ratio or 1}}}',
@@ -82,14 +100,15 @@ class Deployment:
         overridden = get_context().override_server_args(**arguments)
         server_args = overridden.install()
         try:
-            with get_parallel().override(attn_tp_size=1, attn_dcp_rank=0):
+            sizes = dict.fromkeys(("tp_size", "attn_tp_size", "moe_tp_size"), self.ranks)
+            with get_parallel().override(**sizes, attn_dcp_rank=0):
                 yield self.configurator(server_args)
         finally:
             overridden.restore()
 
     def configurator(self, server_args: Any) -> KVCacheConfigurator:
         config = self.config or glm_5_2()
-        model = SimpleNamespace(
+        model = self.model or SimpleNamespace(
             kv_lora_rank=512,
             qk_rope_head_dim=64,
             hf_config=config,
@@ -115,7 +134,7 @@ class Deployment:
             model=None,
             model_config=model,
             server_args=server_args,
-            kv_cache_dtype=DTYPES[self.kv_format],
+            kv_cache_dtype=(DTYPES | HEAD_DTYPES)[self.kv_format],
             kv_cache_dtype_str="auto",
             model_dtype=torch.bfloat16,
             page_size=self.page,
@@ -126,7 +145,7 @@ class Deployment:
             spec_aux_config=SpecAuxHiddenStateConfig(eagle_draft_num_layers=self.draft_layers or None),
             is_hybrid_swa=False,
             is_hybrid_swa_compress=False,
-            use_mla_backend=True,
+            use_mla_backend=self.model is None,
             layer_info=layers,
             forward_stream=None,
             req_to_token_pool=None,
@@ -158,8 +177,10 @@ def build(configurator: KVCacheConfigurator, tokens: int, code: type = KVCacheCo
     )
 
 
-def build_own(configurator: KVCacheConfigurator, tokens: int) -> MLATokenToKVPool:
+def build_own(configurator: KVCacheConfigurator, tokens: int) -> KVCache:
     """SGLang's own pool of the same arguments: of a model with an indexer a `DSATokenToKVPool`."""
+    if not configurator.use_mla_backend:
+        return configurator._build_mha_kv_pool(max_total_num_tokens=tokens, mha_pool_class=MHATokenToKVPool)
     if is_deepseek_dsa(configurator.model_config.hf_config):
         return configurator._build_dsa_kv_pool(
             max_total_num_tokens=tokens, max_running_requests=9, dsa_pool_class=DSATokenToKVPool
@@ -170,6 +191,7 @@ def build_own(configurator: KVCacheConfigurator, tokens: int) -> MLATokenToKVPoo
 def own_cell_size(configurator: KVCacheConfigurator) -> int:
     """Bytes of a token by SGLang's own function, for the target alone."""
     pricing = object.__new__(DefaultPoolConfigurator)
+    pricing.kv_cache_dtype_str = configurator.kv_cache_dtype_str
     return pricing._compute_cell_size(configurator, configurator.layer_info.num_effective_layers)
 
 

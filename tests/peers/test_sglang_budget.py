@@ -17,6 +17,7 @@ from deployments import (
     build_own,
     deepseek_v3,
     glm_5_2,
+    model_of,
     own_cell_size,
     row_dim,
 )
@@ -168,8 +169,9 @@ def test_layer_split_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MIXED = {  # adapter -> models whose window layers or others would have its pool
-    "glm_dsa": {"a DSA model": glm_5_2()},
-    "mla": {"a DSA model": glm_5_2(), "an MLA model": deepseek_v3()},
+    "glm_dsa": {"a DSA model": Deployment("bf16", glm_5_2())},
+    "mla": {"a DSA model": Deployment("bf16", glm_5_2()), "an MLA model": Deployment("bf16", deepseek_v3())},
+    "gqa": {"an MHA model": Deployment("bf16", end=32, model=model_of("llama-3.1-8b"))},
 }
 
 
@@ -180,7 +182,7 @@ def test_window_layers_are_refused(
 ) -> None:
     """SGLang has a budget of its own for them, and builds both pools of the platform's classes."""
     monkeypatch.setenv("KVGEN_SGLANG_POOL", f"generated.sglang.{name}")
-    with Deployment("bf16", MIXED[name][model]).serving() as configurator, pytest.raises(PluginError) as error:
+    with MIXED[name][model].serving() as configurator, pytest.raises(PluginError) as error:
         configurator_class(configurator)
     assert str(error.value) == (
         "kvgen: SGLang has a budget of its own for window layers; unset SGLANG_PLATFORM to use it"

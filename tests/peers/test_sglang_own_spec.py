@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from deployments import DTYPES, Deployment, build, build_own, deepseek_v3, glm_5_2
+from deployments import DTYPES, HEAD_DTYPES, Deployment, build, build_own, deepseek_v3, glm_5_2, model_of
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 
 from kvgen.cli import main
@@ -21,7 +21,7 @@ MODEL = glm_5_2(3, indexer_types=["full", "full", "shared"])
 
 def adapter_of(folder: Path, edit: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, spec: str = "glm_dsa") -> Any:
     """The adapter of a shipped spec, `own` after an edit of its files."""
-    for name in ("glm_dsa", "mla", "mla_rows", "index_rows"):
+    for name in ("glm_dsa", "mla", "gqa", "mla_rows", "index_rows", "kv_rows"):
         text = (ROOT / "specs" / f"{name}.yaml").read_text().split("\nexpect:")[0] + "\n"
         (folder / f"{name}.yaml").write_text(edit(text.replace(f"layout: {spec}\n", "layout: own\n")))
     out = io.StringIO()
@@ -127,7 +127,7 @@ def test_slots_by_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defa
         if fits:
             assert type(build(configurator, 128)) is module.TokenToKVPool
         else:
-            message = "^own: the latent has one slot a token in SGLang, and not here by default$"
+            message = "^own: a token has one slot in SGLang, and not here by default$"
             with pytest.raises(NotImplementedError, match=message):
                 build(configurator, 128)
 
@@ -145,3 +145,97 @@ def test_slots_of_both_by_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         message = "^own: latent and index have one slot a token in SGLang, and not here by default$"
         with pytest.raises(NotImplementedError, match=message):
             build(configurator, 128)
+
+
+HEADS = model_of("llama-3.1-8b", num_hidden_layers=3, num_key_value_heads=4, head_dim=192, v_head_dim=128)
+
+
+def renamed_heads(text: str) -> str:
+    """Other names wherever names are free, arguments and formats in another order."""
+    text = re.sub(r"\b([kv])\b(?=[,:\]}])", r"\1_of_heads", text)
+    text = re.sub(r"\bkv\b(?=[,:\]])", "rows", text)
+    text = text.replace("cache_k: k_of_heads, cache_v: v_of_heads", "cache_v: v_of_heads, cache_k: k_of_heads")
+    text = text.replace("[bf16, fp8, int8,", "[int8, fp8, bf16,").replace("tp_size", "ranks")
+    return text.replace("move_kv_cache:", "move:").replace("get_cpu_copy:", "save:").replace("load_cpu_copy:", "load:")
+
+
+@pytest.mark.parametrize("kv_format", HEAD_DTYPES)
+def test_other_names_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_format: str) -> None:
+    module = adapter_of(tmp_path, renamed_heads, monkeypatch, "gqa")
+    arguments = (("speculative_algorithm", "EAGLE"),)
+    with Deployment(kv_format, end=3, model=HEADS, arguments=arguments).serving() as configurator:
+        own, pool = build_own(configurator, 128), build(configurator, 128)
+        assert type(pool) is module.TokenToKVPool
+        assert pool.generated.layout.layers("rows") == (0, 1, 2)
+        layer, loc = SimpleNamespace(layer_id=1), torch.randperm(191)[:50] + 1
+        k, v = torch.randn(50, 4, 192).bfloat16(), torch.randn(50, 4, 128).bfloat16()
+        for each in (pool, own):
+            each.set_kv_buffer(layer, loc, k, v, 0.5, 4.0)
+            each.move_kv_cache(loc.roll(1), loc)
+            each.load_cpu_copy(each.get_cpu_copy(torch.arange(64, 128)), torch.arange(128, 192))
+        for one, other in zip((*own.k_buffer, *own.v_buffer), (*pool.k_buffer, *pool.v_buffer), strict=True):
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "split_kv: {type: bool, default: true}",
+            "split_kv: {type: bool, default: false}",
+            "own: keys and values of bfloat16, row by row in two tensors, are none of this layout's: "
+            "`bf16_nhd` in one tensor, `fp8_nhd` in one tensor",
+        ),
+        (
+            "default: nhd",
+            "default: hnd",
+            "own: keys and values of bfloat16, row by row in two tensors, are none of this layout's: "
+            "`bf16_hnd`, `fp8_hnd`",
+        ),
+        (
+            "tp_size: {type: int, min: 1, default: 1}",
+            "tp_size: {type: int, min: 1, default: 2}",
+            "own: a token has keys and values [[4, 192], [4, 128]] in SGLang, and [[2, 192], [2, 128]] here",
+        ),
+        (
+            "page: page_size}",
+            "page: page_size * 2}",
+            "own: a page of this layout has 128 slots, not 64",
+        ),
+        (
+            "slots: tokens,",
+            "slots: tokens * tp_size * 2,",
+            "own: a token has one slot in SGLang, and not here by default",
+        ),
+        (
+            "min: 1, from: [head_dim,",
+            "max: 128, min: 1, from: [head_dim,",
+            "own: head_dim: expected an integer from 1 to 128, found 192",
+        ),
+    ],
+)
+def test_heads_that_are_not_sglangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, message: str
+) -> None:
+    """What choices are by default is what SGLang gets, and the numbers of load time are held against its own."""
+    adapter_of(tmp_path, lambda text: text.replace(old, new), monkeypatch, "gqa")
+    with Deployment("bf16", end=3, model=HEADS).serving() as configurator:
+        for make in (lambda: build(configurator, 128), lambda: DefaultPoolConfigurator(configurator)):
+            with pytest.raises((ValueError, NotImplementedError)) as error:
+                make()
+            assert str(error.value) == message
+
+
+def test_heads_that_no_ranks_divide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layout of the heads of a rank: it takes what SGLang has divided."""
+
+    def edit(text: str) -> str:
+        text = text.replace("  tp_size: {type: int, min: 1, default: 1}\n", "")
+        return text.replace("shard(num_key_value_heads, tp_size)", "num_key_value_heads")
+
+    module = adapter_of(tmp_path, edit, monkeypatch, "gqa")
+    with Deployment("bf16", end=3, model=HEADS, ranks=2).serving() as configurator:
+        pricing = DefaultPoolConfigurator(configurator)
+        pool = build(configurator, 128)
+        assert type(pool) is module.TokenToKVPool and pool.k_buffer[0].shape == (192, 2, 192)
+        assert pricing._cell_size == module.cell_size(pool.generated.layout) == 3 * 2 * 320 * 2

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 import sglang.srt
-from deployments import SHARING, Deployment, build, deepseek_v3, glm_5_2
-from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MLATokenToKVPool
+from deployments import SHARING, Deployment, build, deepseek_v3, glm_5_2, model_of
+from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
 from sglang.srt.platforms import current_platform
 from sglang.srt.platforms.interface import SRTPlatform
@@ -18,6 +19,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 
 import kvgen.engines.sglang as plugin
 from generated.sglang.glm_dsa import GlmDsaTokenToKVPool
+from generated.sglang.gqa import GqaTokenToKVPool
 from generated.sglang.mla import MlaTokenToKVPool
 from kvgen.engines.sglang.budget import correct
 from kvgen.engines.sglang.platform import KvgenPlatform
@@ -25,12 +27,15 @@ from kvgen.engines.sglang.platform import KvgenPlatform
 ROOT = Path(__file__).parents[2]
 
 
-def test_sglang_discovers_the_platform() -> None:
+def test_sglang_discovers_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its entry points: the name of the platform was all that these tests set."""
     assert type(current_platform) is KvgenPlatform
     assert not current_platform.is_out_of_tree()
     assert current_platform.get_kv_pool_cls(kind="dsa") is GlmDsaTokenToKVPool
     assert current_platform.get_kv_pool_cls(kind="mla") is current_platform.get_kv_pool_cls(kind="mha") is None
+    monkeypatch.setenv("KVGEN_SGLANG_POOL", "generated.sglang.gqa")
+    assert current_platform.get_kv_pool_cls(kind="mha") is GqaTokenToKVPool
+    assert current_platform.get_kv_pool_cls(kind="mla") is current_platform.get_kv_pool_cls(kind="dsa") is None
     for group, function in (("platforms", plugin.activate), ("plugins", plugin.register)):
         (found,) = entry_points(group=f"sglang.srt.{group}", name="kvgen")
         assert found.load() is function
@@ -119,7 +124,7 @@ def test_modules_that_are_no_adapters(monkeypatch: pytest.MonkeyPatch, tmp_path:
         ("import nothing", "cannot be imported: No module named 'nothing'"),
         (
             "TokenToKVPool = bytes_for = cell_size = None",
-            "this version of kvgen did not write: it has no KIND, layout_of_arguments; "
+            "this version of kvgen did not write: it has no KIND, NAME, layout_of_arguments; "
             "write it again with `kvgen build --engine sglang`",
         ),
     ],
@@ -187,11 +192,15 @@ def test_a_process_without_the_platform_has_sglangs_own_pool() -> None:
     assert done.stdout.split() == ["SRTPlatform", "None", "False"]
 
 
+LLAMA = Deployment("bf16", end=32, model=model_of("llama-3.1-8b"))
 PATCHED = [  # a patch, a deployment, its price for a token, and the class that it builds
     (0, Deployment("fp8_scaled", glm_5_2(**SHARING), draft_layers=1), 53940 + 656 + 132, GlmDsaTokenToKVPool),
     (0, Deployment("bf16", deepseek_v3(), 0, 61, draft_layers=1), None, MLATokenToKVPool),
     (1, Deployment("bf16", deepseek_v3(), 0, 61, draft_layers=1), 62 * 1152, MlaTokenToKVPool),
     (1, Deployment("bf16", glm_5_2(**SHARING), draft_layers=1), None, DSATokenToKVPool),
+    (2, replace(LLAMA, draft_layers=1), 33 * 4096, GqaTokenToKVPool),
+    (2, Deployment("bf16", glm_5_2(**SHARING), draft_layers=1), None, DSATokenToKVPool),
+    (0, LLAMA, None, MHATokenToKVPool),
 ]
 
 
@@ -205,9 +214,9 @@ def test_the_way_without_the_plugin(
     pool_class: type,
 ) -> None:
     """Each patch of docs/sglang.md applies to this SGLang; budget and pool are the generated ones, for its models."""
-    monkeypatch.setenv("KVGEN_SGLANG_POOL", f"generated.sglang.{['glm_dsa', 'mla'][number]}")
+    monkeypatch.setenv("KVGEN_SGLANG_POOL", f"generated.sglang.{['glm_dsa', 'mla', 'gqa'][number]}")
     _, *blocks = (ROOT / "docs" / "sglang.md").read_text(encoding="utf-8").split("```diff\n")
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names = ["mem_cache/kv_cache_configurator.py", "model_executor/pool_configurator.py"]
     for name in names:
         copy = tmp_path / "sglang" / "srt" / name

@@ -2,15 +2,19 @@
 
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_sglang_bytes  # noqa: F401  for its differences
+import test_sglang_mha  # noqa: F401
 import torch
 from deployments import (
     DTYPES,
+    HEAD_DTYPES,
     PAGE,
     SHARING,
     Deployment,
@@ -18,13 +22,22 @@ from deployments import (
     build_own,
     deepseek_v3,
     glm_5_2,
+    model_of,
     own_cell_size,
 )
+from pairs import DIFFERENCES
 from sglang.srt.model_executor.pool_configurator import DefaultPoolConfigurator
-from test_sglang_bytes import DIFFERENCES
 
 REPORT = Path(__file__).parents[2] / "docs" / "sglang-report.md"
-MODELS = {"an indexer in all layers": glm_5_2(), "21 of 78 layers own one": glm_5_2(**SHARING)}
+GLM = {
+    "an indexer in all layers": Deployment(config=glm_5_2()),
+    "21 of 78 layers own one": Deployment(config=glm_5_2(**SHARING)),
+}
+HEADS = {
+    f"{name} on {ranks} ranks" if ranks > 1 else name: Deployment(end=layers, model=model_of(name), ranks=ranks)
+    for name, layers in (("llama-3.1-8b", 32), ("qwen3-30b-a3b", 48))
+    for ranks in (1, 4, 16)
+}
 MEMORY = 80 * 2**30
 
 
@@ -50,13 +63,21 @@ built by SGLang's configurator. SGLang's price leaves out the reserved page.
 
 | row | indexers | bytes per token | SGLang's pool beyond its price | the generated pool beyond its | tokens in 80 GiB |
 |---|---|---|---|---|---|
-{rows("generated.sglang.glm_dsa", DTYPES, MODELS)}
+{rows("generated.sglang.glm_dsa", DTYPES, GLM)}
 
 ## DeepSeek-V3, 61 layers, with the pool of `mla`
 
 | row | bytes per token | SGLang's pool beyond its price | the generated pool beyond its | tokens in 80 GiB |
 |---|---|---|---|---|
-{rows("generated.sglang.mla", ("bf16", "fp8_raw"), {"": deepseek_v3()})}
+{rows("generated.sglang.mla", ("bf16", "fp8_raw"), {"": Deployment(config=deepseek_v3(), end=61)})}
+
+## Keys and values per head, with the pool of `gqa`
+
+Llama-3.1-8B has 32 layers of 8 heads, Qwen3-30B-A3B 48 of 4; where there are more ranks than heads, each keeps one.
+
+| row | model | bytes per token | SGLang's pool beyond its price | the generated pool beyond its | tokens in 80 GiB |
+|---|---|---|---|---|---|
+{rows("generated.sglang.gqa", HEAD_DTYPES, HEADS)}
 
 Pages are of 64 tokens.
 
@@ -68,30 +89,42 @@ and e4m3 codes where rows have no scales; slots as a tensor and as `KVWriteLoc`)
 same: `get_mla_kv_buffer`, `get_index_k_scale_buffer`, `get_key_buffer`, `get_value_buffer`,
 `get_index_k_with_scale_buffer`. Infinities, NaN, zeros and tiny numbers in packed rows are under the differences.
 
+Of pools of keys and values per head: `set_kv_buffer` (bf16, e4m3 codes, other floats; with scales too, where they are
+powers of two or the values no bf16), `set_kv_buffer_prefix_valid`, `move_kv_cache`, `get_cpu_copy` and
+`load_cpu_copy`, and what `get_key_buffer`, `get_value_buffer` and `get_kv_buffer` return, with keys as wide as values
+and wider.
+
 ## The differences
 
-Each is a test of that name in `tests/peers/test_sglang_bytes.py`, run with the pools that it is said of.
+Each is a test of that name in `tests/peers/test_sglang_bytes.py`, those of MHA in `tests/peers/test_sglang_mha.py`, run
+with the pools that it is said of.
 
 {differences()}
 """
 
 
-def rows(adapter: str, formats: Iterable[str], models: Mapping[str, Any]) -> str:
-    """A row for each format and model, named where there are several."""
+def rows(adapter: str, formats: Iterable[str], deployments: Mapping[str, Deployment]) -> str:
+    """A row for each format and deployment, named where there are several."""
     found = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KVGEN_SGLANG_POOL", adapter)
-        for kv_format, (model, config) in product(formats, models.items()):
-            with Deployment(kv_format, config, 0, config.num_hidden_layers).serving() as configurator:
+        for kv_format, (name, deployment) in product(formats, deployments.items()):
+            with replace(deployment, kv_format=kv_format).serving() as configurator:
                 own, pool = build_own(configurator, 128), build(configurator, 128)
                 pricing = DefaultPoolConfigurator(configurator)
                 assert pricing._cell_size == own_cell_size(configurator)
-                beyond = own.get_kv_size_bytes() - 128 * own_cell_size(configurator)
-                exact = pool.get_kv_size_bytes() - 128 * pricing._cell_size - pricing._fixed_overhead_bytes
+                beyond = allocated(own) - 128 * own_cell_size(configurator)
+                exact = allocated(pool) - 128 * pricing._cell_size - pricing._fixed_overhead_bytes
                 tokens = pricing.calculate_pool_sizes(MEMORY, PAGE).max_total_num_tokens
                 numbers = [f"{number:,}" for number in (pricing._cell_size, beyond, exact, tokens)]
-                found.append(f"| {' | '.join([kv_format, *([model] if model else []), *numbers])} |")
+                found.append(f"| {' | '.join([kv_format, *([name] if name else []), *numbers])} |")
     return "\n".join(found)
+
+
+def allocated(pool: Any) -> int:
+    """Bytes of a pool, which SGLang's of keys and values counts apart."""
+    size = pool.get_kv_size_bytes()
+    return sum(size) if isinstance(size, tuple) else size
 
 
 def differences() -> str:

@@ -55,9 +55,17 @@ LANGUAGE_MODELS = {
     "llama-4-scout": ("Llama4ForCausalLM", "llama4_text"),
     "step-3.7-flash": ("Step3p5ForCausalLM", "step3p5"),
 }
+MINIMAX_M2 = {"rotary_dim": 64, "scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True}
 # What a class asks for besides, without a bearing on the cache.
 OTHER_FIELDS: dict[str, dict[str, Any]] = {
     "gemma-3n-e4b": {"activation_sparsity_pattern": [0.0] * 35},
+    "hunyuan-a13b": {
+        "hidden_size": 4096,
+        "intermediate_size": 64,
+        "num_attention_heads": 32,
+        "num_experts": 8,
+        "moe_topk": 2,
+    },
     "mimo-v2-flash": {
         "add_full_attention_sink_bias": False,
         "add_swa_attention_sink_bias": True,
@@ -69,7 +77,8 @@ OTHER_FIELDS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.334,
         "swa_rope_theta": 10000,
     },
-    "minimax-m2.5": {"rotary_dim": 64, "scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True},
+    "minimax-m2.5": MINIMAX_M2,
+    "minimax-m2.7": MINIMAX_M2,
     "step-3.7-flash": {
         "intermediate_size": 64,
         "moe_intermediate_size": 64,

@@ -13,7 +13,7 @@ from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backends.mla.flashmla_sparse import FlashMLASparseBackend
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
-from generated import glm_dsa, gqa, hybrid_swa, mla
+from generated import glm_dsa, gqa, hybrid_swa, mla, shared_kv
 
 GIB = 2**30
 DIFFERENCES: dict[str, str] = {}  # name of a test -> why it is so, for the page
@@ -76,6 +76,11 @@ def page_bytes(buffer: Any) -> list[int]:
     """Of a page in each layer."""
     pages = buffer.pages if hasattr(buffer, "pages") else (buffer.page,) * len(buffer.layers)
     return [page.page_bytes for page in pages]
+
+
+def module_of(model: str) -> ModuleType:
+    """Of a model that has layers with a window."""
+    return shared_kv if model == "gemma-3n-e4b" else hybrid_swa
 
 
 # Differences
@@ -181,17 +186,19 @@ def test_blocks_smaller_than_a_ratio() -> None:
         ("gpt-oss-120b", {18: 2}, 18 * 32768),
         ("gemma-3-27b", {10: 1, 9: 4, 8: 2}, 10 * 131072),  # 52 layers with a window in 6 groups of up to 10
         ("llama-4-scout", {12: 4}, 12 * 65536),
+        ("gemma-3n-e4b", {4: 5}, 4 * 32768),  # of the 20 layers that keep something
     ],
 )
 def test_block_ids_of_hybrids(model: str, groups: dict[int, int], block: int) -> None:
     plan = deployment(model, block=16).plan(40 * GIB)
     assert Counter(len(group.layer_names) for group in plan.kv_cache_groups) == groups
     assert block_bytes(plan) == block
-    layout = hybrid_swa.Layout.from_config(model_config(model), swa_ratio=1)
+    module = module_of(model)
+    layout = module.Layout.from_config(model_config(model), swa_ratio=1)
     full, window = (layout.buffer(name).layer_page_bytes for name in ("kv_full", "kv_swa"))
     blocks = sum(groups.values())  # for 16 tokens of every layer
     assert blocks * block - (full + window) == {"gemma-3-27b": 8 * 131072}.get(model, 0)  # of layers that are not there
-    assert hybrid_swa.cell_size(layout) * 16 == full + window
+    assert module.cell_size(layout) * 16 == full + window
 
 
 @difference(
@@ -229,7 +236,7 @@ def test_reported_tokens_of_hybrids() -> None:
     assert same == [19099 * 64] * 2
 
 
-@pytest.mark.parametrize("model", ["gpt-oss-120b", "gemma-3-27b", "mimo-v2-flash"])
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "gemma-3-27b", "gemma-3n-e4b", "mimo-v2-flash"])
 @pytest.mark.parametrize("step", [1, 256, 2048])
 def test_pages_of_a_window(model: str, step: int) -> None:
     """A request needs as many pages of a layer with a window as vLLM admits blocks for."""
@@ -239,9 +246,10 @@ def test_pages_of_a_window(model: str, step: int) -> None:
         for spec in vllm.specs.values()
         if hasattr(spec, "max_admission_blocks_per_request")
     }
-    layout = hybrid_swa.Layout.from_config(model_config(model), swa_pool="requests", step_tokens=step)
-    reserved = hybrid_swa.slots(layout, "swa", 0)
-    assert hybrid_swa.slots(layout, "swa", 0, requests=1) - reserved == blocks * 16
+    module = module_of(model)
+    layout = module.Layout.from_config(model_config(model), swa_pool="requests", step_tokens=step)
+    reserved = module.slots(layout, "swa", 0)
+    assert module.slots(layout, "swa", 0, requests=1) - reserved == blocks * 16
 
 
 @difference(

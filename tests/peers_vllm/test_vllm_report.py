@@ -89,7 +89,9 @@ not divide are refused by both (`test_heads_that_ranks_do_not_divide`).
 
 For each model, the layers of either kind are the same and so are the bytes of each (`test_layers_and_their_pages`). A
 request needs as many pages of a layer with a window as vLLM admits blocks for (`test_pages_of_a_window`). How many
-blocks a memory has is another matter, see the differences.
+blocks a memory has is another matter, see the differences. Of a model whose last layers read what others keep, those
+that keep something are counted (`test_layers_that_keep_nothing_of_their_own`); Gemma 4 with such layers, and with heads
+of one number in all, is in `test_gemma_4_of_other_kinds`.
 
 | layout | model | format | vLLM's dtype | page | ranks | full layers | bytes of each | with a window | bytes of each |
 |---|---|---|---|---|---|---|---|---|---|

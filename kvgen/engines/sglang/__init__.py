@@ -19,7 +19,7 @@ from typing import Any
 NAME = "kvgen"  # of the entry points
 ADAPTER = "KVGEN_SGLANG_POOL"
 WRITTEN_FOR = "0.5.23"
-USED = ("KIND", "TokenToKVPool", "bytes_for", "cell_size", "layout_of_arguments")  # of the adapter
+USED = ("KIND", "NAME", "TokenToKVPool", "bytes_for", "cell_size", "layout_of_arguments")  # of the adapter
 
 logger = logging.getLogger(__name__)
 

@@ -395,7 +395,8 @@ class _Inputs:
         value = self.find(name)
         if value is not None:
             found = self.checked(name, kind, value)
-            self.used[name] = None if found is None else _frozen(value)
+            if found is not None:
+                self.used[name] = _frozen(value)
             return found
         if default is not _REQUIRED:
             self.defaults[name] = default

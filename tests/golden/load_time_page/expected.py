@@ -444,7 +444,8 @@ class _Inputs:
             value = self.find(source)
             if value is not None:
                 found = self.checked(source, kind, value)
-                self.used[source] = None if found is None else _frozen(value)
+                if found is not None:
+                    self.used[source] = _frozen(value)
                 return found
         names = [str(source) for source in sources]
         if default is not _REQUIRED:
