@@ -15,7 +15,6 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import groupby
@@ -833,6 +832,8 @@ def _clear_kernel(
                     tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
 
 
+_TESTED_WITH = {"torch": "2.13", "triton": "3.9"}
+_CAN_RELAUNCH = triton.__version__.startswith(f"{_TESTED_WITH['triton']}.")  # others may launch in another way
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 
@@ -892,6 +893,21 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class _Kernel:
+    """A kernel, what it is given beside its arguments, and what was compiled of it.
+
+    Rows of values lie at multiples of 16, other numbers and pointers are not specialised: dtypes alone tell what is
+    compiled apart.
+    """
+
+    kernel: Any
+    memories: tuple[torch.Tensor, ...]  # its first arguments
+    constants: dict[str, Any]  # its last, in order
+    warps: int
+    compiled: dict[tuple[torch.dtype, ...], Any]  # by the dtypes of the tensors between them
+
+
+@dataclass(frozen=True, eq=False)
 class _Entry:
     """A tensor of the pool, an entry of its pointer table."""
 
@@ -945,9 +961,11 @@ class LayersOfTheirOwnPool:
         self.backend = backend
         on_host = self.device.type in ("cpu", "meta")
         self._triton = backend == "triton" or (backend == "auto" and not on_host)
-        if self._triton and self.device.type == "cpu" and not _can_launch_on_cpu():
-            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported")
-        self._tokens = 4 if isinstance(_pack_kernel, triton.JITFunction) else 64  # of a program; interpreted, many
+        self._is_cuda = self.device.type == "cuda"
+        target = self._target() if self._triton else None
+        self._threads = target.warp_size if target else 0  # of a warp
+        self._tokens = self._threads // 8 or 64  # of a program that copies; interpreted, many
+        self._kernels: dict[str, _Kernel] = {}  # over all entries
         self._allocate = allocate
         self._device_buffers = layout.device_buffers
         self._spaces = tuple({buffer.space.name: buffer.space for buffer in self._device_buffers}.values())
@@ -974,6 +992,20 @@ class LayersOfTheirOwnPool:
         if self._triton:
             pointers = [_address(entry.memory) for entry in self._entries]
             self._table = torch.tensor(pointers, dtype=torch.int64, device=self.device)
+
+    def _target(self) -> Any:
+        """What Triton compiles for: backend, arch and threads of a warp. None where kernels are interpreted."""
+        if self.device.type == "meta" or not isinstance(_pack_kernel, triton.JITFunction):
+            return None
+        try:
+            with torch.cuda.device(self.device if self._is_cuda else -1):
+                target = triton.runtime.driver.active.get_current_target()
+        except RuntimeError:
+            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported") from None
+        if target.backend == "cuda" and target.arch < 80:
+            have = f"{target.arch // 10}.{target.arch % 10}"
+            raise ValueError(f"kernels are for compute capability 8.0 and later, and that of {self.device} is {have}")
+        return target
 
     def _memory(self, name: str, layer: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 zeros [num_pages, page_bytes]."""
@@ -1170,7 +1202,8 @@ class LayersOfTheirOwnPool:
         num_pages = [self._num_pages(space) for space in self._spaces]
         if self._triton:
             first = (self._table,)
-            self._launch_all(_clear_kernel, first, numbers, num_pages, 1, SPANS=self._spans, COLUMNS=1024)
+            constants = {"SPANS": self._spans, "COLUMNS": 512 * self._tokens}
+            self._launch_all(_clear_kernel, first, numbers, num_pages, constants, step=1, warps=4)
             return
         for span in self._spans:
             inside = numbers[self._spaces[span.space].name].long()
@@ -1363,19 +1396,45 @@ class LayersOfTheirOwnPool:
         """Launch a kernel that copies slots of all entries."""
         bounds = [self._num_slots(space) for space in self._spaces]
         constants = {"RECORDS": self._records, "TOKENS": self._tokens}
-        self._launch_all(kernel, (staging, self._table), slots, bounds, self._tokens, **constants)
+        self._launch_all(kernel, (staging, self._table), slots, bounds, constants, step=self._tokens, warps=1)
 
     def _launch_all(
-        self, kernel: Any, first: tuple, given: dict[str, torch.Tensor], bounds: list[int], step: int, **constants: Any
+        self,
+        kernel: Any,
+        first: tuple,
+        given: dict[str, torch.Tensor],
+        bounds: list[int],
+        constants: dict[str, Any],
+        step: int,
+        warps: int,
     ) -> None:
         """Launch a kernel over all entries; a program takes `step` of the slots or pages that are given."""
         arguments = list(first)
         for own, bound in zip(given.values(), bounds, strict=True):
             arguments += [own, own.stride(0), len(own), bound]
-        grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries))
+        grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries), 1)
+        if kernel.__name__ not in self._kernels:
+            self._kernels[kernel.__name__] = _Kernel(kernel, (), constants, warps, {})
         if all(grid):
-            with self._launching():
-                kernel[grid](*arguments, **constants)
+            self._launch(self._kernels[kernel.__name__], grid, *arguments)
+
+    def _launch(self, own: _Kernel, grid: tuple[int, int, int], *arguments: Any) -> None:
+        """Launch a kernel. What was compiled for these dtypes before is launched without asking Triton for it again."""
+        if self._is_cuda and torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._launch(own, grid, *arguments)
+        dtypes = tuple([argument.dtype for argument in arguments if type(argument) is not int])
+        compiled = own.compiled.get(dtypes)
+        if compiled is None or torch.compiler.is_compiling() or _has_hooks():
+            options = {"num_warps": own.warps, "enable_fp_fusion": False}
+            compiled = own.kernel[grid](*own.memories, *arguments, **own.constants, **options)
+            if _CAN_RELAUNCH and not torch.compiler.is_compiling():
+                own.compiled[dtypes] = compiled
+            return
+        driver = triton.runtime.driver.active
+        stream = driver.get_current_stream(driver.get_current_device())
+        before = (stream, compiled.function, compiled.packed_metadata, None, None, None)  # no hooks
+        compiled.run(*grid, *before, *own.memories, *arguments, *own.constants.values())
 
     def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
         """For each record its entries, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
@@ -1391,23 +1450,13 @@ class LayersOfTheirOwnPool:
             entries = self._entries[record.first : record.first + record.layers]
             yield own_record, entries, staged, own, kept, flags[space.name]
 
-    def _launching(self) -> AbstractContextManager:
-        """Launches go to the device of the pool, whichever is current."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")
 
 
-def _can_launch_on_cpu() -> bool:
-    """Whether kernels are interpreted, or some driver of Triton takes tensors of the CPU."""
-    if not isinstance(_pack_kernel, triton.JITFunction):
-        return True
-    try:
-        triton.runtime.driver.active.get_current_target()
-    except RuntimeError:
-        return False
-    return True
+def _has_hooks() -> bool:
+    """Whether someone watches the launches of Triton."""
+    return bool(triton.knobs.runtime.launch_enter_hook.calls or triton.knobs.runtime.launch_exit_hook.calls)
 
 
 def _address(memory: torch.Tensor) -> int:
@@ -1444,7 +1493,7 @@ def _record_view(memory: torch.Tensor, page: Page, record: Record) -> torch.Tens
     units = memory.view(_UNITS[unit])
     shape = (len(units), page.slots, record.nbytes // unit)
     stride = (page_bytes // unit, record.slot_stride // unit, 1)
-    view = units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+    view = units.view(-1)[record.offset // unit :].as_strided(shape, stride)
     is_even = view.ndim == 3 and stride[0] == shape[1] * stride[1]
     return view.flatten(0, 1) if is_even else view
 

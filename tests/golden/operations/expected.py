@@ -15,8 +15,8 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -640,8 +640,8 @@ def _quantised_value(x, NATIVE: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots", "rope_stride"],
-    do_not_specialize_on_alignment=["slots_ptr", "rope_ptr"],
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
 )
 def _store_latent_kernel(
     memory_ptr,
@@ -684,16 +684,8 @@ def _store_latent_kernel(
 
 
 @triton.jit(
-    do_not_specialize=[
-        "slots_stride",
-        "count",
-        "first_slot",
-        "num_slots",
-        "its_value_stride",
-        "scale_stride",
-        "rope_stride",
-    ],
-    do_not_specialize_on_alignment=["slots_ptr", "its_value_ptr", "scale_ptr", "rope_ptr"],
+    do_not_specialize=["slots_stride", "count", "first_slot", "num_slots"],
+    do_not_specialize_on_alignment=["slots_ptr"],
 )
 def _put_latent_kernel(
     memory_ptr,
@@ -1006,7 +998,7 @@ def _e4m3_codes(values: torch.Tensor, has_nan: bool) -> torch.Tensor:
 
 def _e4m3_values(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """e4m3 codes (uint8 [slots, values]) as bf16, f16 or f32, exactly; NaN as `_rounded_values` has it."""
-    if codes.shape[1] % 2:
+    if codes.shape[1] % 2 or torch.compiler.is_compiling():
         return _rounded_values(codes.view(torch.float8_e4m3fn).float(), dtype)
     pairs = codes.view(torch.int16).int().bitwise_and_(0xFFFF)
     return _e4m3_pairs(dtype, codes.device).index_select(0, pairs.view(-1)).view(dtype).view(codes.shape)
@@ -1022,7 +1014,7 @@ def _e4m3_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 def _rounded_values(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """fp32 as bf16, f16 or f32, to nearest even; NaN is 0x7FFF, or 0x7FFFFFFF, on every device."""
     result = values.to(dtype)
-    if not result.sum().isfinite():  # else none of them is NaN
+    if _may_be(~result.sum().isfinite()):  # else none of them is NaN
         bits = result.view(torch.int32 if dtype == torch.float32 else torch.int16)
         bits.masked_fill_(values.isnan(), 0x7FFFFFFF if dtype == torch.float32 else 0x7FFF)
     return result
@@ -1039,7 +1031,7 @@ def _quantise_value(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     `blocks` are bf16, as int16 [tokens, blocks, values].
     """
     largest = _largest(blocks)
-    has_nan = bool((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
+    has_nan = _may_be((largest >= 0x7F80).any())  # an infinity makes one: 0 times infinity
     if has_nan:  # the largest of those that are none
         largest = _largest(torch.where((blocks & 0x7FFF) > 0x7F80, 0, blocks))
     largest, values = largest.view(torch.bfloat16).float(), blocks.view(torch.bfloat16).float()
@@ -1047,11 +1039,13 @@ def _quantise_value(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = torch.where(largest > 0, scales, 0)
     divisors = torch.where(scales > 0, scales, 1)
     codes = _e4m3_codes(values.mul_(torch.ones_like(scales) / divisors), has_nan)
-    if not scales.all():  # a block of zeros, of either sign, and NaN
+    if _may_be(~scales.all()):  # a block of zeros, of either sign, and NaN
         codes.masked_fill_((scales == 0) & ~values.isnan(), 0)
     return codes.flatten(1), scales.flatten(1)
 
 
+_TESTED_WITH = {"torch": "2.13", "triton": "3.9"}
+_CAN_RELAUNCH = triton.__version__.startswith(f"{_TESTED_WITH['triton']}.")  # others may launch in another way
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 
@@ -1111,6 +1105,25 @@ class _Span(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class _Kernel:
+    """A kernel, what it is given beside its arguments, and what was compiled of it.
+
+    Rows of values lie at multiples of 16, other numbers and pointers are not specialised: dtypes alone tell what is
+    compiled apart.
+    """
+
+    kernel: Any
+    memories: tuple[torch.Tensor, ...]  # its first arguments
+    constants: dict[str, Any]  # its last, in order
+    warps: int
+    compiled: dict[tuple[torch.dtype, ...], Any]  # by the dtypes of the tensors between them
+
+    def grid(self, tokens: int) -> tuple[int, int, int]:
+        """Programs for so many tokens."""
+        return -(-tokens // self.constants["TOKENS"]), 1, 1
+
+
+@dataclass(frozen=True, eq=False)
 class _Entry:
     """A tensor of the pool, an entry of its pointer table."""
 
@@ -1120,6 +1133,7 @@ class _Entry:
     page: Page
     memory: torch.Tensor
     views: dict[Record, torch.Tensor]  # of every slot, as `_record_view` makes them
+    kernels: dict[str, _Kernel]  # those that were launched
 
 
 class OperationsPool:
@@ -1164,10 +1178,13 @@ class OperationsPool:
         self.backend = backend
         on_host = self.device.type in ("cpu", "meta")
         self._triton = backend == "triton" or (backend == "auto" and not on_host)
-        if self._triton and self.device.type == "cpu" and not _can_launch_on_cpu():
-            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported")
-        self._native = self._triton and _casts_to_e4m3(self.device)
-        self._tokens = 4 if isinstance(_pack_kernel, triton.JITFunction) else 64  # of a program; interpreted, many
+        self._is_cuda = self.device.type == "cuda"
+        target = self._target() if self._triton else None
+        self._threads = target.warp_size if target else 0  # of a warp
+        self._tokens = self._threads // 8 or 64  # of a program that copies; interpreted, many
+        self._native = target is not None and _casts_to_e4m3(target)
+        self._kernels: dict[str, _Kernel] = {}  # over all entries
+        self._has_copied = False  # rows that do not lie at multiples of 16
         self._allocate = allocate
         self._device_buffers = layout.buffers
         self._spaces = tuple({buffer.space.name: buffer.space for buffer in self._device_buffers}.values())
@@ -1182,13 +1199,27 @@ class OperationsPool:
                 memory = self._memory(buffer.name, layer, num_pages, page.page_bytes)
                 self._buffers[buffer.name, layer] = memory
                 views = {own: _record_view(memory, page, own) for own in page.records}
-                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, views))
+                self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, views, {}))
         self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
         self._records, self._page_records, self._spans = self._geometry()
         self._table = self._none
         if self._triton:
             pointers = [_address(entry.memory) for entry in self._entries]
             self._table = torch.tensor(pointers, dtype=torch.int64, device=self.device)
+
+    def _target(self) -> Any:
+        """What Triton compiles for: backend, arch and threads of a warp. None where kernels are interpreted."""
+        if self.device.type == "meta" or not isinstance(_pack_kernel, triton.JITFunction):
+            return None
+        try:
+            with torch.cuda.device(self.device if self._is_cuda else -1):
+                target = triton.runtime.driver.active.get_current_target()
+        except RuntimeError:
+            raise ValueError("backend triton on the CPU needs TRITON_INTERPRET=1 before Triton is imported") from None
+        if target.backend == "cuda" and target.arch < 80:
+            have = f"{target.arch // 10}.{target.arch % 10}"
+            raise ValueError(f"kernels are for compute capability 8.0 and later, and that of {self.device} is {have}")
+        return target
 
     def _memory(self, name: str, layer: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 zeros [num_pages, page_bytes]."""
@@ -1468,6 +1499,11 @@ class OperationsPool:
         if not self._triton:
             slots = slots.long()
             kept = (slots >= first_slot) & (slots < num_slots)
+            if torch.compiler.is_compiling():
+                slots, *values = _repeated(kept, slots, *values)
+                for name, own in twin(entry, *values).items():
+                    _put(entry, name, torch.where(kept.any(), slots, 0), own, kept.any())
+                return
             slots, *values = _filtered(kept, slots, *values)
             fields = twin(entry, *values)
             for record in entry.page.records:
@@ -1476,8 +1512,8 @@ class OperationsPool:
         elif len(slots):
             strided = (argument for rows in values for argument in (rows, rows.stride(0)))
             bounds = (len(slots), first_slot, num_slots)
-            grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, entry, slots, slots.stride(0), *bounds, *strided)
+            own = self._kernel(kernel, entry)
+            self._launch(own, own.grid(len(slots)), slots, slots.stride(0), *bounds, *strided)
 
     def _load(
         self,
@@ -1496,8 +1532,8 @@ class OperationsPool:
         shapes = zip(numbers, dtypes, strict=True)
         outputs = tuple(self._none.new_empty((len(slots), number), dtype=dtype) for number, dtype in shapes)
         if len(slots):
-            grid = (-(-len(slots) // self._tokens),)
-            self._launch(kernel, grid, entry, slots, slots.stride(0), len(slots), num_slots, *outputs)
+            own, bounds = self._kernel(kernel, entry), (len(slots), num_slots)
+            self._launch(own, own.grid(len(slots)), slots, slots.stride(0), *bounds, *outputs)
         return outputs
 
     def _gather(
@@ -1513,28 +1549,34 @@ class OperationsPool:
         longest: int,
     ) -> tuple[torch.Tensor, ...]:
         """Read fields of sequences of a layer, [tokens, values] of each."""
-        shapes = zip(numbers, dtypes, strict=True)
-        outputs = tuple(self._none.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
         num_pages = self._num_pages(entry.space)
         longest = min(longest, table.shape[1] * entry.space.page_size)
-        blocks = -(-longest // self._tokens)
-        if not self._triton:
-            rows, slots = _sequences(lengths.long(), table.long(), num_pages, entry.space.page_size, total, longest)
-            read = twin(entry, slots, torch.ones_like(slots, dtype=torch.bool), dtypes)
-            for output, values in zip(outputs, read, strict=True):
-                output[rows] = values
-        elif blocks and len(lengths) and total:
-            grid = (blocks * len(lengths),)
+        if longest and len(lengths) and total and not self._triton:
+            read = _sequences(lengths.long(), table.long(), num_pages, entry.space.page_size, total, longest)
+            return twin(entry, *read, dtypes)
+        shapes = zip(numbers, dtypes, strict=True)
+        outputs = tuple(self._none.new_zeros((total, number), dtype=dtype) for number, dtype in shapes)
+        if longest and len(lengths) and total:
+            own = self._kernel(kernel, entry)
+            blocks, _, _ = own.grid(longest)
             sequences = (lengths, lengths.stride(0), table, *table.stride(), table.shape[1])
-            self._launch(kernel, grid, entry, *sequences, num_pages, longest, total, blocks, *outputs)
+            self._launch(own, (blocks * len(lengths), 1, 1), *sequences, num_pages, longest, total, blocks, *outputs)
         return outputs
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], entry: _Entry, *arguments: Any) -> None:
-        """Launch a kernel on the memory of an entry, with those constants that it has."""
-        constants = {"TOKENS": self._tokens, "NATIVE": self._native}
-        own = {name: number for name, number in constants.items() if name in kernel.arg_names}
-        with self._launching():
-            kernel[grid](entry.memory, *arguments, **own, enable_fp_fusion=False)
+    def _kernel(self, kernel: Any, entry: _Entry) -> _Kernel:
+        """A kernel for the memory of an entry, with those constants that it has."""
+        if kernel.__name__ not in entry.kernels:
+            tokens, warps = _shape(entry.page, self._threads) if self._threads else (self._tokens, 1)
+            constants = {"TOKENS": tokens, "NATIVE": self._native}
+            memories = {"memory_ptr": entry.memory}
+            entry.kernels[kernel.__name__] = _Kernel(
+                kernel,
+                tuple(memories[name] for name in kernel.arg_names if name in memories),
+                {name: constants[name] for name in kernel.arg_names if name in constants},
+                warps,
+                {},
+            )
+        return entry.kernels[kernel.__name__]
 
     def move_slots(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
         """Copy slots to other slots in every buffer of every layer, as if all reads came first.
@@ -1646,7 +1688,8 @@ class OperationsPool:
         num_pages = [self._num_pages(space) for space in self._spaces]
         if self._triton:
             first = (self._table,)
-            self._launch_all(_clear_kernel, first, numbers, num_pages, 1, SPANS=self._spans, COLUMNS=1024)
+            constants = {"SPANS": self._spans, "COLUMNS": 512 * self._tokens}
+            self._launch_all(_clear_kernel, first, numbers, num_pages, constants, step=1, warps=4)
             return
         for span in self._spans:
             inside = numbers[self._spaces[span.space].name].long()
@@ -1718,15 +1761,18 @@ class OperationsPool:
 
     def _values(self, name: str, tensor: Any, shape: tuple[int, ...], *dtypes: torch.dtype) -> torch.Tensor:
         """Values of slots as integers of their size, [slots, values]. Axes of 1 may be there or not."""
-        fits = isinstance(tensor, torch.Tensor) and tensor.dtype in dtypes and tensor.shape[:1] == shape[:1]
-        if not fits or [extent for extent in tensor.shape[1:] if extent != 1] != [own for own in shape[1:] if own != 1]:
+        fits = isinstance(tensor, torch.Tensor) and tensor.dtype in dtypes
+        if not fits or (tensor.shape != shape and _without_ones(tensor.shape) != _without_ones(shape)):
             wanted = f"{' or '.join(str(own).removeprefix('torch.') for own in dtypes)} {list(shape)}"
             raise ValueError(f"{name} must be {wanted}, not {_kind(tensor)}")
         self._check_device(name, tensor)
-        rows = tensor.reshape(shape[0], math.prod(shape[1:]))
-        is_wide = self._triton and rows.shape[1] * tensor.itemsize % 16 == 0
-        if rows.stride(1) != 1 or (is_wide and (rows.stride(0) % 16 or rows.data_ptr() % 16)):
-            rows = rows.clone(memory_format=torch.contiguous_format)  # kernels take rows at multiples of 16
+        rows = tensor if tensor.ndim == 2 else tensor.reshape(shape[0], math.prod(shape[1:]))
+        is_aligned = not self._triton or _is_aligned(rows)
+        if rows.stride(1) != 1 or not is_aligned:
+            rows = rows.clone(memory_format=torch.contiguous_format)
+            if not is_aligned and not self._has_copied:
+                warnings.warn(f"{name}: rows lie at no multiples of 16 values and bytes: copied first", stacklevel=3)
+                self._has_copied = True
         return rows.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
     def _bound(self, name: str, given: object, computed: Callable[[], Any]) -> int:
@@ -1858,19 +1904,45 @@ class OperationsPool:
         """Launch a kernel that copies slots of all entries."""
         bounds = [self._num_slots(space) for space in self._spaces]
         constants = {"RECORDS": self._records, "TOKENS": self._tokens}
-        self._launch_all(kernel, (staging, self._table), slots, bounds, self._tokens, **constants)
+        self._launch_all(kernel, (staging, self._table), slots, bounds, constants, step=self._tokens, warps=1)
 
     def _launch_all(
-        self, kernel: Any, first: tuple, given: dict[str, torch.Tensor], bounds: list[int], step: int, **constants: Any
+        self,
+        kernel: Any,
+        first: tuple,
+        given: dict[str, torch.Tensor],
+        bounds: list[int],
+        constants: dict[str, Any],
+        step: int,
+        warps: int,
     ) -> None:
         """Launch a kernel over all entries; a program takes `step` of the slots or pages that are given."""
         arguments = list(first)
         for own, bound in zip(given.values(), bounds, strict=True):
             arguments += [own, own.stride(0), len(own), bound]
-        grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries))
+        grid = (-(-max(map(len, given.values()), default=0) // step), len(self._entries), 1)
+        if kernel.__name__ not in self._kernels:
+            self._kernels[kernel.__name__] = _Kernel(kernel, (), constants, warps, {})
         if all(grid):
-            with self._launching():
-                kernel[grid](*arguments, **constants)
+            self._launch(self._kernels[kernel.__name__], grid, *arguments)
+
+    def _launch(self, own: _Kernel, grid: tuple[int, int, int], *arguments: Any) -> None:
+        """Launch a kernel. What was compiled for these dtypes before is launched without asking Triton for it again."""
+        if self._is_cuda and torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._launch(own, grid, *arguments)
+        dtypes = tuple([argument.dtype for argument in arguments if type(argument) is not int])
+        compiled = own.compiled.get(dtypes)
+        if compiled is None or torch.compiler.is_compiling() or _has_hooks():
+            options = {"num_warps": own.warps, "enable_fp_fusion": False}
+            compiled = own.kernel[grid](*own.memories, *arguments, **own.constants, **options)
+            if _CAN_RELAUNCH and not torch.compiler.is_compiling():
+                own.compiled[dtypes] = compiled
+            return
+        driver = triton.runtime.driver.active
+        stream = driver.get_current_stream(driver.get_current_device())
+        before = (stream, compiled.function, compiled.packed_metadata, None, None, None)  # no hooks
+        compiled.run(*grid, *before, *own.memories, *arguments, *own.constants.values())
 
     def _staged_records(self, staging: torch.Tensor, slots: dict[str, torch.Tensor]) -> Iterator[tuple]:
         """For each record its entries, staged rows [layers, slots, bytes], slots, which are inside, and their flags."""
@@ -1886,32 +1958,45 @@ class OperationsPool:
             entries = self._entries[record.first : record.first + record.layers]
             yield own_record, entries, staged, own, kept, flags[space.name]
 
-    def _launching(self) -> AbstractContextManager:
-        """Launches go to the device of the pool, whichever is current."""
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a pool is device memory and cannot be pickled; pickle its layout")
 
 
-def _can_launch_on_cpu() -> bool:
-    """Whether kernels are interpreted, or some driver of Triton takes tensors of the CPU."""
-    if not isinstance(_pack_kernel, triton.JITFunction):
-        return True
-    try:
-        triton.runtime.driver.active.get_current_target()
-    except RuntimeError:
-        return False
-    return True
+def _has_hooks() -> bool:
+    """Whether someone watches the launches of Triton."""
+    return bool(triton.knobs.runtime.launch_enter_hook.calls or triton.knobs.runtime.launch_exit_hook.calls)
 
 
-def _casts_to_e4m3(device: torch.device) -> bool:
-    """Whether the device has an instruction that gives the bytes of `_e4m3_code`."""
-    if device.type != "cuda":
-        return False
-    if torch.version.hip:
-        return torch.cuda.get_device_properties(device).gcnArchName.startswith("gfx95")
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+def _casts_to_e4m3(target: Any) -> bool:
+    """Whether a target of Triton has an instruction that gives the bytes of `_e4m3_code`."""
+    return target.arch >= 89 if target.backend == "cuda" else target.arch.startswith("gfx95")
+
+
+def _shape(page: Page, threads: int) -> tuple[int, int]:
+    """Tokens of a program, and its warps of so many threads.
+
+    A thread has 16 bytes of every field of values, so that accesses are as wide; there are more warps where it would
+    have more than 128 bytes of one.
+    """
+    widths = [field.count * ITEM_BYTES[field.dtype] for field in map(page.field, _VALUES[page.format])]
+    tokens = min(triton.next_power_of_2(triton.cdiv(16 * threads, min(widths))), 16)
+    warps = 1
+    while warps < 8 and 128 * warps * threads < tokens * max(widths) and 32 * warps * threads <= tokens * min(widths):
+        warps *= 2
+    return tokens, warps
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape of slots without axes of 1 behind the first."""
+    return *shape[:1], *(extent for extent in shape[1:] if extent != 1)
+
+
+def _is_aligned(rows: torch.Tensor) -> bool:
+    """Whether rows lie as kernels take them: at multiples of 16 values and bytes, or else side by side."""
+    step, width = rows.stride(0), rows.shape[1]
+    is_even = step % 16 == 0 if width % 16 == 0 else step == width
+    starts_well = torch.compiler.is_compiling() or rows.data_ptr() % 16 == 0  # else Triton compiles for what it finds
+    return is_even and rows.stride(1) == 1 and starts_well
 
 
 def _address(memory: torch.Tensor) -> int:
@@ -1948,7 +2033,7 @@ def _record_view(memory: torch.Tensor, page: Page, record: Record) -> torch.Tens
     units = memory.view(_UNITS[unit])
     shape = (len(units), page.slots, record.nbytes // unit)
     stride = (page_bytes // unit, record.slot_stride // unit, 1)
-    view = units.as_strided(shape, stride, units.storage_offset() + record.offset // unit)
+    view = units.view(-1)[record.offset // unit :].as_strided(shape, stride)
     is_even = view.ndim == 3 and stride[0] == shape[1] * stride[1]
     return view.flatten(0, 1) if is_even else view
 
@@ -1982,11 +2067,14 @@ def _copy_in(entry: _Entry, record: Record, places: tuple[torch.Tensor, ...], ro
 
 def _field_view(memory: torch.Tensor, field: Field, dtype: torch.dtype) -> torch.Tensor:
     """A field of every slot of a layer, a view: [pages, slots of a page, axes of the field]."""
-    values = memory.view(dtype)
-    size = values.element_size()
-    shape = [len(memory), *field.shape]
-    stride = [step // size for step in (memory.stride(0), *field.stride)]
-    return values.as_strided(shape, stride, values.storage_offset() + field.offset // size)
+    return _field_of(memory.view(dtype), field, dtype.itemsize)
+
+
+def _field_of(elements: torch.Tensor, field: Field, size: int) -> torch.Tensor:
+    """The same of pages of elements that stand for so many bytes each."""
+    shape = [len(elements), *field.shape]
+    stride = [elements.stride(0), *(step // size for step in field.stride)]
+    return elements.view(-1)[field.offset // size :].as_strided(shape, stride)
 
 
 def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -1994,11 +2082,25 @@ def _index(page: Page, field: Field, slots: torch.Tensor) -> tuple[torch.Tensor,
     return slots // page.slots, slots % page.slots
 
 
+def _put(entry: _Entry, name: str, slots: torch.Tensor, values: torch.Tensor, kept: torch.Tensor) -> None:
+    """Write a field of slots that are all inside, element by element, as torch can trace it; nothing unless `kept`."""
+    field = entry.page.field(name)
+    elements = entry.memory.view(values.dtype)
+    numbers = torch.arange(elements.shape[1], device=slots.device)[None]
+    (places,) = _field_of(numbers, field, values.dtype.itemsize)
+    page, *place = _index(entry.page, field, slots)
+    index = page[:, None] * elements.shape[1] + places[tuple(place)].flatten(1)
+    flat = elements.view(-1)
+    flat[index] = torch.where(kept, values, flat[index])
+
+
 def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A field of the slots, [slots, values of a slot]; zeros for a slot that is not kept."""
     field = entry.page.field(name)
     view = _field_view(entry.memory, field, dtype)
-    if not kept.all():
+    if torch.compiler.is_compiling():
+        slots = torch.where(kept, slots, 0)
+    elif not kept.all():
         rows = view.new_zeros((len(slots), field.count))
         if kept.any():
             rows[kept] = _read(entry, name, slots[kept], kept[kept], dtype)
@@ -2007,7 +2109,8 @@ def _read(entry: _Entry, name: str, slots: torch.Tensor, kept: torch.Tensor, dty
         values = view.flatten(0, 1).index_select(0, slots)
     else:
         values = view[_index(entry.page, field, slots)]
-    return values.reshape(len(slots), field.count)
+    values = values.reshape(len(slots), field.count)
+    return torch.where(kept[:, None], values, 0) if torch.compiler.is_compiling() else values
 
 
 def _store_latent(entry: _Entry, its_value: torch.Tensor, rope: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -2061,20 +2164,31 @@ def _filtered(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor,
     return tensors if kept.all() else tuple(tensor[kept] for tensor in tensors)
 
 
+def _repeated(kept: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The rows of each tensor, where one that is not kept is one that is: how many there are depends on no value."""
+    own = torch.arange(len(kept), device=kept.device)
+    first = torch.where(kept, own, len(kept) - 1).amin() if len(kept) else 0
+    return tuple(tensor[torch.where(kept, own, first)] for tensor in tensors)
+
+
+def _may_be(flag: torch.Tensor) -> bool:
+    """Whether something holds; that it may, while torch traces and cannot look."""
+    return torch.compiler.is_compiling() or bool(flag)
+
+
 def _sequences(
     lengths: torch.Tensor, table: torch.Tensor, num_pages: int, page_size: int, total: int, longest: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the tokens of sequences, one behind the other, those that a gather copies: their rows, and their slots."""
-    lengths = lengths.clamp(0, total)  # what lies behind `total` is left out
-    gathered = lengths.clamp(max=longest)
-    request = torch.repeat_interleave(gathered)
-    position = torch.arange(len(request), device=lengths.device) - (gathered.cumsum(0) - gathered)[request]
-    row = (lengths.cumsum(0) - lengths)[request] + position
-    kept = (row < total) & (position // page_size < table.shape[1])
-    row, request, position = row[kept], request[kept], position[kept]
-    page = table[request, position // page_size]
-    kept = (page >= 0) & (page < num_pages)
-    return row[kept], (page * page_size + position % page_size)[kept]
+    """The slot of every token of sequences, one behind the other, and whether a gather copies it."""
+    ends = lengths.clamp(0, total).cumsum(0)  # what lies behind `total` is left out
+    row = torch.arange(total, device=lengths.device)
+    request = torch.searchsorted(ends, row, right=True).clamp(max=len(lengths) - 1)
+    position = row - torch.where(request > 0, ends[request - 1], 0)
+    column = position // page_size
+    kept = (row < ends[-1]) & (position < longest) & (column < table.shape[1])
+    page = table[request, torch.where(kept, column, 0)]
+    kept &= (page >= 0) & (page < num_pages)
+    return page * page_size + position % page_size, kept
 
 
 def _rows(entry: _Entry, names: tuple[str, ...], dtype: torch.dtype | None) -> torch.Tensor:
@@ -2101,6 +2215,11 @@ _TORCH_DTYPES = {
 
 
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
+_VALUES = {
+    "latent": ("value", "rope"),
+}
 
 
 Pool = OperationsPool
