@@ -1448,8 +1448,8 @@ def _quantise_key(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes.flatten(1), scales.flatten(1)
 
 
-_TESTED_WITH = {"torch": "2.13", "triton": "3.9"}
-_CAN_RELAUNCH = triton.__version__.startswith(f"{_TESTED_WITH['triton']}.")  # others may launch in another way
+_TESTED_WITH = {"torch": ("2.13",), "triton": ("3.8", "3.9")}
+_CAN_RELAUNCH = triton.__version__.rpartition(".")[0] in _TESTED_WITH["triton"]  # others may launch in another way
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 

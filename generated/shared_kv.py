@@ -4196,8 +4196,8 @@ _GIVEN_SCALES = {
 }  # arguments of stores and loads, by format
 
 
-_TESTED_WITH = {"torch": "2.13", "triton": "3.9"}
-_CAN_RELAUNCH = triton.__version__.startswith(f"{_TESTED_WITH['triton']}.")  # others may launch in another way
+_TESTED_WITH = {"torch": ("2.13",), "triton": ("3.8", "3.9")}
+_CAN_RELAUNCH = triton.__version__.rpartition(".")[0] in _TESTED_WITH["triton"]  # others may launch in another way
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 

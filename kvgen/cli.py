@@ -11,13 +11,14 @@ import argparse
 import difflib
 import errno
 import io
+import itertools
 import json
 import os
 import re
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -191,7 +192,7 @@ def _parser() -> _Parser:
 
     profile = commands.add_parser("profile", help="say what kernels are compiled to, without a GPU", allow_abbrev=False)
     profile.add_argument("spec", metavar="SPEC", help="a spec, or - for standard input")
-    help = "a config.json: compile for its sizes; without one, for those of the expectations of the spec"
+    help = "a config.json, for its sizes and every choice of names; without one, for those of the spec's expectations"
     profile.add_argument("--config", metavar="FILE", help=help)
     _add_set(profile)
     help = f"a target: {', '.join(TARGETS)}; may be repeated; default: all of them"
@@ -489,17 +490,19 @@ def _profile(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     from kvgen.expect import examples
 
     compiled = _compile_layout(arguments.spec, stdin)
+    inputs = []
     if arguments.config is not None:
-        settings = arguments.choices
-        _resolve(compiled, arguments.config, settings)
-        fields = _read_config(arguments.config, compiled)
-        inputs = [(fields, _choices(compiled, _settings(settings, SET), SET))]
+        _resolve(compiled, arguments.config, arguments.choices)
+        given = _choices(compiled, _settings(arguments.choices, SET), SET)
+        first = (_read_config(arguments.config, compiled), given)
     elif arguments.choices:
         raise usage("--set needs --config")
     else:
         inputs = examples(compiled.spec, compiled.namespace, _reader(stdin))
         if not inputs:
             raise usage(f"{arguments.spec}: has no expectation to take sizes from", "add --config FILE")
+        first, given = inputs[0], {}
+    inputs += [(first[0], {**first[1], **own}) for own in _combinations(compiled, given)]
     try:
         from kvgen.profile import profiles, render
     except ImportError as error:
@@ -512,6 +515,13 @@ def _profile(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     else:
         stdout.write("\n".join(render(kernels, target) for target, kernels in found.items()))
     return 0
+
+
+def _combinations(compiled: Compiled, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every choice of names, such as formats, that is not given, with each of the others."""
+    named = {name: own.values for name, own in _choices_of(compiled).items() if own.values and name not in given}
+    for values in itertools.product(*named.values()):
+        yield {name: value for name, (_, value) in zip(named, values, strict=True)}
 
 
 def _specs(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:

@@ -5,14 +5,17 @@ These figures are no measurement of speed. They show what would keep a kernel fr
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
+from kvgen import machine
 from kvgen.kernels import local_name
 from kvgen.layout import Layout
 from kvgen.machine import Code, read_code
@@ -54,13 +57,17 @@ def profile(text: str, layout: Layout, inputs: Sequence[Inputs], target: str) ->
     Args:
         text: the module.
         layout: what it was printed from.
-        inputs: configs and choices; a kernel is compiled for the sizes of the first that has it.
+        inputs: configs and choices, those that the layout refuses left out; a kernel is compiled for the sizes of the
+            first that has it.
         target: one of TARGETS.
     """
     with imported(text) as module, asking(target) as requests:
         chosen: dict[str, list[tuple[Request, Any]]] = {}
         for config, choices in inputs:
-            pool = _pool(module, config, choices)
+            try:
+                pool = _pool(module, config, choices)
+            except module.LayoutError:
+                continue
             before = len(requests)
             pool.warmup()
             new = [request for request in requests[before:] if request.name not in chosen]
@@ -96,8 +103,8 @@ def _pool(module: Any, config: Mapping[str, Any], choices: Mapping[str, Any]) ->
 def _variant(request: Request) -> str:
     """`slots int64, latent bfloat16, rope bfloat16`."""
     named = {name.removesuffix("_ptr"): value for name, value in request.tensors.items()}
-    if "lengths" in named:
-        named["pages"] = named.pop("table")  # of sequences, not of pointers
+    if "lengths" in named:  # the table is of the pages of sequences, not of pointers
+        named = {"pages" if name == "table" else name: value for name, value in named.items()}
     shown = {name: value.dtype for name, value in named.items() if not _is_memory(name)}
     return ", ".join(f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in shown.items())
 
@@ -124,19 +131,20 @@ def _profiled(request: Request, pool: Any, layout: Layout) -> KernelProfile:
 
 
 def _cached(key: str, made: Callable[[], Code]) -> Code:
-    """The code of a kernel, kept beside it where Triton keeps kernels: by its text, its target and Triton's version."""
+    """The code of a kernel, kept beside it where Triton keeps kernels: by its text, target, Triton and reader."""
     from triton.runtime.cache import get_cache_manager
 
-    manager = get_cache_manager(key)
-    file = manager.get_file("kvgen.json")
+    reader = hashlib.sha256(Path(machine.__file__).read_bytes()).hexdigest()[:16]
+    manager, name = get_cache_manager(key), f"kvgen-{reader}.json"
+    file = manager.get_file(name)
     if file is not None:
         with open(file, encoding="utf-8") as opened:
             found = json.load(opened)
-        for name in ("loads", "stores"):
-            found[name] = {int(width): count for width, count in found[name].items()}
+        for what in ("loads", "stores"):
+            found[what] = {int(width): count for width, count in found[what].items()}
         return Code(**found)
     code = made()
-    manager.put(json.dumps(asdict(code)), "kvgen.json", binary=False)
+    manager.put(json.dumps(asdict(code)), name, binary=False)
     return code
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from kvgen.targets import TARGETS
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "profile"
 SPECS = {path.stem: path for path in sorted((ROOT / "specs").glob("*.yaml")) if "\nlayout: " in path.read_text()}
+CONFIGS = {"gqa": "gqa.json", "hybrid_swa": "hybrid_swa.json", "shared_kv": "shared_kv.json"}  # heads of one size
 ORDINARY = ("sm_90", "sm_100", "gfx950")  # of every spec; of glm_dsa all of them
 
 
@@ -26,6 +26,8 @@ ORDINARY = ("sm_90", "sm_100", "gfx950")  # of every spec; of glm_dsa all of the
 def profiled(spec: str, targets: tuple[str, ...]) -> dict[str, dict[str, dict[str, Any]]]:
     """What the command says of each kernel, in a process where kernels are compiled."""
     words = [word for target in targets for word in ("--arch", target)]
+    if spec in CONFIGS:
+        words += ["--config", str(ROOT / "tests" / "data" / "profile" / CONFIGS[spec])]
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "kvgen", "profile", str(SPECS[spec]), *words, "--format", "json"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
@@ -34,11 +36,13 @@ def profiled(spec: str, targets: tuple[str, ...]) -> dict[str, dict[str, dict[st
     return {target: {f"{own['kernel']}: {own['variant']}": own for own in kernels} for target, kernels in found.items()}
 
 
-def cases() -> Iterator[Any]:
+def cases() -> list[Any]:
+    found = []
     for spec in SPECS:
         for target in TARGETS:
             is_long = spec != "glm_dsa" and target not in ORDINARY
-            yield pytest.param(spec, target, marks=[pytest.mark.long] if is_long else [], id=f"{spec}-{target}")
+            found.append(pytest.param(spec, target, marks=[pytest.mark.long] if is_long else [], id=f"{spec}-{target}"))
+    return found
 
 
 @pytest.mark.parametrize(("spec", "target"), cases())
@@ -191,7 +195,13 @@ def test_text_and_a_config(tmp_path: Path) -> None:
     """One layout's kernels, for its sizes: two lines of a store of 4 heads of 64 on each of two ranks."""
     config = tmp_path / "config.json"
     config.write_text('{"num_hidden_layers": 2, "num_key_value_heads": 8, "head_dim": 64}')
-    words = ["--config", str(config), "--set", "tp_size=2", "--set", "kv_order=hnd", "--arch", "sm_90"]
+    words = [
+        "--config",
+        str(config),
+        *(f"--set={own}" for own in ("tp_size=2", "kv_order=hnd", "kv_format=bf16")),
+        "--arch",
+        "sm_90",
+    ]
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "kvgen", "profile", str(SPECS["gqa"]), *words]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
