@@ -394,8 +394,19 @@ class _Pool:
                     "Where all of it is of one dtype, and that is given: [slots, 1, values]."
                 )
             case "fields":
-                return f"Each field of {owners}, a view: [pages, slots of a page, axes of the field].", ""
+                summary = f"Each field of {owners}, a view: [pages, slots of a page, axes of the field]."
+                return summary, self.odd_axes(item)
         return f"The pages of {owners}: uint8 [pages, bytes].", ""
+
+    def odd_axes(self, item: OperationLayout) -> str:
+        """What a view cannot show as one axis, or as one element."""
+        fields = [field for page in pages_of(self.layout, item) for field in page.fields]
+        notes = []
+        if any(len(pieces) > 1 for field in fields for pieces in field.pieces):
+            notes.append("An axis that lies in pieces is an axis for each, the outermost first.")
+        if any(field.dtype == "e2m1" for field in fields):
+            notes.append("Two e2m1 values are one byte.")
+        return " ".join(notes)
 
     def loaded_shape(self, item: OperationLayout, name: str) -> str:
         shape = self.shown_shape(item, name)

@@ -1,4 +1,7 @@
-"""The pools of `gqa` and `hybrid_swa`: every format and order, planes together or apart, on both backends."""
+"""The pools of `mla`, `gqa`, `hybrid_swa` and `shared_kv`: every format and order, planes together or apart.
+
+On both backends; `test_kv_pools_random.py` has all operations in random cases.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.reference import one_thread
-from test_other_pools import DTYPES, Case, Layer, Rule, operations, pools_of, spec
+from test_other_pools import DTYPES, Case, Layer, Rule, moved, operations, pools_of, saved_and_restored, spec
 
 from kvgen.compile import compile_spec
 
@@ -30,6 +33,18 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture
 def random() -> np.random.Generator:
     return np.random.default_rng(11)
+
+
+NAMES = {"move": "move_kv_cache", "save": "get_cpu_copy", "restore": "load_cpu_copy"}
+LATENT = {  # of each format of mla its fields in their order, and how it makes codes
+    "bf16": (["latent", "rope"], {}),
+    "fp8_scaled": (["latent", "latent_scale", "rope"], {"latent": Rule("latent_scale", 128)}),
+    "fp8_raw": (["latent", "rope"], {"latent": Rule(), "rope": Rule()}),
+    "nvfp4": (
+        ["latent", "latent_scale", "rope"],
+        {"latent": Rule("latent_scale", 16, code="e2m1", scales="e4m3", given=0.02)},
+    ),
+}
 
 
 def rules(kv_format: str, head_dim: int, v_head_dim: int) -> dict[str, Rule]:
@@ -62,10 +77,12 @@ KINDS = [
 @pytest.mark.parametrize(("kv_format", "order", "split"), KINDS)
 def test_gqa(kv_format: str, order: str, split: bool, random: np.random.Generator) -> None:
     choices = {"kv_format": kv_format, "kv_order": order, "split_kv": split}
-    with pools_of(Case("gqa", CONFIG, choices, tokens=48), random) as pools:
+    with pools_of(Case("gqa", CONFIG, choices, tokens=48, names=NAMES), random) as pools:
         row = Layer(pools, "kv", 1, FIELDS[kv_format], rules(kv_format, 64, 32))
         row.store("set_kv_buffer", k="cache_k", v="cache_v")
         row.load("load_kv")
+        moved(pools)
+        saved_and_restored(pools)
 
 
 HYBRID = {
@@ -79,11 +96,128 @@ HYBRID = {
 def test_hybrid_swa(kv_format: str, order: str, split: bool, random: np.random.Generator) -> None:
     """Layers with a window have heads and widths of their own, and so have the kernels."""
     choices = {"kv_format": kv_format, "kv_order": order, "split_kv": split}
-    with pools_of(Case("hybrid_swa", HYBRID, choices, tokens=96), random) as pools:
+    with pools_of(Case("hybrid_swa", HYBRID, choices, tokens=96, names=NAMES), random) as pools:
         for buffer, layer, widths in (("kv_full", 1, (64, 32)), ("kv_swa", 2, (32, 64))):
             row = Layer(pools, buffer, layer, FIELDS[kv_format], rules(kv_format, *widths))
             row.store("set_kv_buffer", k="cache_k", v="cache_v")
             row.load("load_kv")
+        moved(pools)
+        saved_and_restored(pools)
+
+
+# Layers 0 and 2 have windows and 1 and 3 have none; the last two read the first two.
+SHARED = {
+    **{"num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window_pattern": 2, "sliding_window": 8},
+    **{"num_key_value_heads": 2, "head_dim": 64, "v_head_dim": 32},
+}
+
+
+@pytest.mark.parametrize(("kv_format", "order", "split"), KINDS)
+def test_shared_kv(kv_format: str, order: str, split: bool, random: np.random.Generator) -> None:
+    """What an owner stores, its reader loads; copies and moves are of owners."""
+    choices = {"kv_format": kv_format, "kv_order": order, "split_kv": split}
+    with pools_of(Case("shared_kv", SHARED, choices, tokens=48, names=NAMES), random) as pools:
+        assert {layer for _, _, layer in pools.model.memories} == {0, 1}
+        for buffer, owner, reader in (("kv_swa", 0, 2), ("kv_full", 1, 3)):
+            row = Layer(pools, buffer, owner, FIELDS[kv_format], rules(kv_format, 64, 32), reader)
+            row.store("set_kv_buffer", k="cache_k", v="cache_v")
+            row.load("load_kv")
+        moved(pools)
+        saved_and_restored(pools)
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["integers", "native casts"])
+@pytest.mark.parametrize("kv_format", LATENT)
+def test_mla(kv_format: str, native: bool, random: np.random.Generator) -> None:
+    fields, own = LATENT[kv_format]
+    config = {"num_hidden_layers": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    case = Case("mla", config, {"kv_format": kv_format}, tokens=64, names=NAMES)
+    with pools_of(case, random, native=native) as pools:
+        row = Layer(pools, "kv", 1, fields, own)
+        row.store("set_mla_kv_buffer", latent="cache_k_nope", rope="cache_k_rope")
+        row.load("get_mla_kv_buffer", dtypes=DTYPES)
+        moved(pools)
+        saved_and_restored(pools)
+
+
+# -- layers that read what others own
+
+
+def shared_pool(**choices: Any) -> Any:
+    return Case("shared_kv", SHARED, choices, tokens=48).pool()
+
+
+def test_a_reader_stores_nothing() -> None:
+    pool = shared_pool()
+    values = torch.ones(1, 2, 64).bfloat16(), torch.ones(1, 2, 32).bfloat16()
+    for reader, buffer, owner in ((2, "kv_swa", 0), (3, "kv_full", 1)):
+        with pytest.raises(ValueError) as error:
+            pool.set_kv_buffer(reader, torch.tensor([17]), *values)
+        assert str(error.value) == f"layer {reader} reads the `{buffer}` of layer {owner} and stores nothing of its own"
+    assert not any(
+        pool.buffer(name, layer, plane).any() for name, layer in (("kv_swa", 0), ("kv_full", 1)) for plane in "kv"
+    )
+
+
+def test_a_reader_has_the_tensors_of_its_owner() -> None:
+    pool = shared_pool()
+    for reader, buffer, owner in ((2, "kv_swa", 0), (3, "kv_full", 1)):
+        for plane in "kv":
+            assert pool.buffer(buffer, reader, plane).data_ptr() == pool.buffer(buffer, owner, plane).data_ptr()
+            field = pool.get_kv_fields(reader)[plane]
+            assert field.data_ptr() == pool.buffer(buffer, owner, plane).data_ptr()
+    assert pool.buffer("kv_swa", 0, "k").data_ptr() != pool.buffer("kv_full", 1, "k").data_ptr()
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_addresses_regions_and_copies_are_of_owners(split: bool) -> None:
+    """Slots are 48 and 16 reserved; a row of K is 256 bytes, of V 128; readers have zeros where engines list layers."""
+    pool = shared_pool(split_kv=split)
+    ptrs, lens, item_lens = pool.get_contiguous_buf_infos()
+    planes = [("k", 256), ("v", 128)] if split else [(None, 384)]
+    wanted = [
+        (pool.buffer(name, layer, plane).data_ptr() if owns else 0, 64 * row * owns, 16 * row * owns)
+        for plane, row in planes
+        for name, layer, owns in (("kv_swa", 0, 1), ("kv_full", 1, 1), ("kv_swa", 2, 0), ("kv_full", 3, 0))
+    ]
+    assert list(zip(ptrs, lens, item_lens, strict=True)) == wanted
+    assert {(own.buffer.partition(".")[0], own.layer) for own in pool.transfer_regions()} == {
+        ("kv_full", 1),
+        ("kv_swa", 0),
+    }
+    assert sum(own.nbytes for own in pool.transfer_regions()) == pool.num_bytes() == 2 * 64 * 384
+    slots = torch.tensor([17, 20])
+    copy = pool.get_cpu_copy({"token": slots, "swa": slots})
+    assert copy["layers"] == {"kv_full": (1,), "kv_swa": (0,)}
+    parts = pool.describe_staging({"token": 2, "swa": 2})
+    assert sum(part.nbytes for part in parts) == 2 * 2 * 384
+
+
+# -- slots of windows
+
+
+@pytest.mark.parametrize("spec", ["hybrid_swa", "shared_kv"])
+@pytest.mark.parametrize(
+    "choices", [{"swa_pool": "requests"}, {"swa_ratio": 0}, {"swa_ratio": 1}], ids=["requests", "none", "as many"]
+)
+def test_slots_of_windows_are_named(spec: str, choices: dict[str, Any]) -> None:
+    """Whatever their number follows from: with the slots of tokens alone, half of the layers would be left out."""
+    pool = Case(spec, {"hybrid_swa": HYBRID, "shared_kv": SHARED}[spec], choices, tokens=48, requests=2).pool()
+    slots = torch.tensor([17, 18])
+    copy = pool.get_cpu_copy({"token": slots})
+    for name, call in {
+        "tgt_loc": lambda: pool.move_kv_cache(slots, slots),
+        "loc": lambda: pool.get_cpu_copy(slots),
+        "pages": lambda: pool.clear_pages(slots),
+        "n": lambda: pool.describe_staging(2),
+    }.items():
+        with pytest.raises(ValueError) as error:
+            call()
+        needed = "must be a mapping by the names of spaces that number slots apart: ['token', 'swa']"
+        assert str(error.value) == f"{name} {needed}"
+    with pytest.raises(ValueError, match="^loc must be a mapping"):
+        pool.load_cpu_copy(copy, slots)
+    pool.load_cpu_copy(copy, {"token": slots})
 
 
 # Codes of every kind, scales of every kind, in orders in which values are not side by side.
