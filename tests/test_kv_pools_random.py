@@ -240,7 +240,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("layout", [mla, gqa, hybrid_swa, shared_kv], ids=lambda layout: layout.__name__)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(data=st.data())
 def test_every_byte_of_random_operations(layout: Callable[[], st.SearchStrategy], data: st.DataObject) -> None:
     example = data.draw(examples(layout))
