@@ -4475,6 +4475,8 @@ class GqaPool:
     def get_kv_fields(self, layer_id: int) -> dict[str, torch.Tensor]:
         """Each field of `kv`, a view: [pages, slots of a page, axes of the field].
 
+        An axis that lies in pieces is an axis for each, the outermost first. Two e2m1 values are one byte.
+
         Args:
             layer_id: global id of a layer that owns `kv`.
 

@@ -1088,6 +1088,7 @@ class Space:
     page_size: int  # slots of a page
     slots_per_token: int | Fraction
     slots_per_request: int | Fraction = 0
+    holds_tokens: bool = False  # slots of tokens are mapped to these, though their number may not follow from that
     reserved_pages: int = 1
 
     @property
@@ -1402,9 +1403,15 @@ class SharedKvLayout:
             token_space = Space("token", page_size=page_size, slots_per_token=1)
             # spaces.swa
             if swa_pool == "ratio":
-                swa_space = Space("swa", page_size=page_size, slots_per_token=_whole(swa_ratio))
+                swa_space = Space("swa", page_size=page_size, slots_per_token=_whole(swa_ratio), holds_tokens=True)
             else:
-                swa_space = Space("swa", page_size=page_size, slots_per_token=0, slots_per_request=request_slots)
+                swa_space = Space(
+                    "swa",
+                    page_size=page_size,
+                    slots_per_token=0,
+                    slots_per_request=request_slots,
+                    holds_tokens=True,
+                )
 
             # formats.kv_rows
             def kv_rows_page(layer: int) -> Page:
@@ -4663,6 +4670,8 @@ class SharedKvPool:
     def get_kv_fields(self, layer_id: int) -> dict[str, torch.Tensor]:
         """Each field of `kv_full` or `kv_swa`, a view: [pages, slots of a page, axes of the field].
 
+        An axis that lies in pieces is an axis for each, the outermost first. Two e2m1 values are one byte.
+
         Args:
             layer_id: global id of a layer that owns or reads `kv_full` or `kv_swa`.
 
@@ -5010,7 +5019,7 @@ class SharedKvPool:
 
     def _default_roots(self, name: str) -> list[str]:
         """The space that one tensor of slots is for. ValueError where there is not one."""
-        token_roots = [space.numbering for space in self._spaces if space.slots_per_token]
+        token_roots = [space.numbering for space in self._spaces if space.slots_per_token or space.holds_tokens]
         roots = list(dict.fromkeys(token_roots)) or list(self._roots)
         if len(roots) > 1:
             raise ValueError(f"{name} must be a mapping by the names of spaces that number slots apart: {roots}")

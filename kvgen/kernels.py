@@ -13,7 +13,21 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from kvgen.page import BYTE, FieldLayout, Page, QuantLayout
-from kvgen.pysource import STEP, WIDTH, Chain, Code, Group, Keyword, Raw, call, chain, flat, quoted, statement, tuple_of
+from kvgen.pysource import (
+    STEP,
+    WIDTH,
+    Chain,
+    Code,
+    Group,
+    Keyword,
+    Raw,
+    call,
+    chain,
+    flat,
+    quoted,
+    returned,
+    statement,
+)
 from kvgen.size import Size
 from kvgen.views import BlockOfKernelView, CoderView, KernelView, QuantiserView
 from kvgen.walk import MAXIMA, Blocks, Walk, blocks_of, count, element_walk, is_dense, packed, slot_walk
@@ -370,7 +384,7 @@ class _Kernel:
             rows=tuple(self.lay(f"{name} = ", sum_of(key)) for key, name in self.rows.items()),
             blocks=tuple(blocks),
             twin_lines=tuple(twins),
-            result=self.stored_fields() if self.is_given else flat(tuple_of([Raw(name) for name in locals]))[1:-1],
+            result=self.stored_fields() if self.is_given else returned([Raw(name) for name in locals], IN_FUNCTION),
             is_in_order=all(is_dense(element_walk(self.laid[name])) for name in self.touched()),
             space_page=space_page,
             uses=frozenset(self.uses),
@@ -601,9 +615,9 @@ class _Kernel:
         return f", with {blocks.scale.name} for each {flat(self.target.size(blocks.values))}{over}"
 
     def stored_fields(self) -> str:
-        """What a slot holds of each field, by name."""
+        """Return what a slot holds of each field, by name."""
         rows = tuple(Raw(f"{quoted(name)}: {local_name(name)}") for name in self.touched())
-        return statement("", Group("{", rows, "}"), IN_FUNCTION + len("return "))
+        return statement("return ", Group("{", rows, "}"), IN_FUNCTION)
 
     def get(self, field: str) -> tuple[BlockOfKernelView, list[str]]:
         name, laid = local_name(field), self.laid[field]

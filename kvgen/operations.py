@@ -20,7 +20,20 @@ from kvgen.kernels import (
 )
 from kvgen.layout import Layout, OperationLayout
 from kvgen.page import FieldLayout, Page
-from kvgen.pysource import STEP, WIDTH, Code, Group, Keyword, Raw, call, flat, quoted, statement, tuple_of
+from kvgen.pysource import (
+    STEP,
+    Code,
+    Group,
+    Keyword,
+    Raw,
+    call,
+    flat,
+    quoted,
+    returned,
+    statement,
+    tuple_of,
+    without_brackets,
+)
 from kvgen.spec import KERNEL_VERBS, READING_VERBS, WHOLE_POOL_VERBS
 from kvgen.text import wrap
 from kvgen.types import DTYPES
@@ -388,8 +401,19 @@ class _Pool:
                     "Where all of it is of one dtype, and that is given: [slots, 1, values]."
                 )
             case "fields":
-                return f"Each field of {owners}, a view: [pages, slots of a page, axes of the field].", ""
+                summary = f"Each field of {owners}, a view: [pages, slots of a page, axes of the field]."
+                return summary, self.odd_axes(item)
         return f"The pages of {owners}: uint8 [pages, bytes].", ""
+
+    def odd_axes(self, item: OperationLayout) -> str:
+        """What a view cannot show as one axis, or as one element."""
+        fields = [field for page in pages_of(self.layout, item) for field in page.fields]
+        notes = []
+        if any(len(pieces) > 1 for field in fields for pieces in field.pieces):
+            notes.append("An axis that lies in pieces is an axis for each, the outermost first.")
+        if any(field.dtype == "e2m1" for field in fields):
+            notes.append("Two e2m1 values are one byte.")
+        return " ".join(notes)
 
     def loaded_shape(self, item: OperationLayout, name: str) -> str:
         shape = self.shown_shape(item, name)
@@ -487,11 +511,9 @@ class _Pool:
         if item.verb in STORES:
             yield statement("", run, IN_METHOD)
         elif item.verb == "load":
-            names = tuple_of([Raw(local_name(name)) for name in item.fields])
-            yield statement(f"{flat(names)[1:-1]} = ", run, IN_METHOD)
-            shaped = tuple_of([self.shaped(item, name) for name in item.fields])
-            line = f"return {flat(shaped)[1:-1]}"
-            yield line if IN_METHOD + len(line) <= WIDTH else statement("return ", shaped, IN_METHOD)
+            names = without_brackets([Raw(local_name(name)) for name in item.fields])
+            yield statement(f"{names} = ", run, IN_METHOD)
+            yield returned([self.shaped(item, name) for name in item.fields], IN_METHOD)
         elif alike and "int" not in flat(outputs[1]).replace("uint8", ""):
             yield statement("return ", run, IN_METHOD)
         else:

@@ -318,3 +318,15 @@ def call(name: str, *items: Code) -> Group:
 def tuple_of(values: Sequence[Code]) -> Code:
     """A tuple, of one item too."""
     return Group("(", tuple(values), lone_comma=True)
+
+
+def without_brackets(values: Sequence[Code]) -> str:
+    """A tuple on one line as formatters leave it behind `return` and in front of `=`: one item keeps its brackets."""
+    whole = flat(tuple_of(values))
+    return whole if len(values) == 1 else whole[1:-1]
+
+
+def returned(values: Sequence[Code], indent: int) -> str:
+    """`return a, b` at `indent`, in brackets where it is too wide."""
+    line = f"return {without_brackets(values)}"
+    return line if indent + len(line) <= WIDTH else statement("return ", tuple_of(values), indent)

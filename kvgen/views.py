@@ -295,6 +295,8 @@ class ModuleView:
     has_block: bool
     has_requests: bool
     has_fixed_slots: bool
+    has_mapped_spaces: bool
+    token_space: str
     has_translation: bool
     has_derived_spaces: bool
     has_walks: bool

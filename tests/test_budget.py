@@ -194,47 +194,7 @@ def draw_glm_dsa(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-def draw_mla(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
-    choices = {"kv_format": draw.choice(["bf16", "fp8_scaled", "fp8_raw"]), "page_size": draw.choice([1, 16, 64])}
-    return model_config("deepseek-v3"), choices | {"role": draw.choice(["target", "draft", "both"])}
-
-
-def draw_keys_and_values(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
-    fields = heads(draw.randint(0, 4), count=draw.choice([1, 4, 8]), dim=draw.choice([64, 128]))
-    choices = {
-        "kv_format": draw.choice(["bf16", "fp8", "int8", "mxfp8", "nvfp4"]),
-        "page_size": draw.choice([16, 64, 128]),
-        "split_kv": draw.random() < 0.5,
-        "tp_size": draw.choice([1, 2, 16]),
-    }
-    return fields | {"num_nextn_predict_layers": 1}, choices | {"role": draw.choice(["target", "draft", "both"])}
-
-
-def draw_windows(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
-    config, choices = draw_keys_and_values(draw)
-    config["num_hidden_layers"] = layers = max(1, config["num_hidden_layers"])
-    kinds = [draw.choice(["sliding_attention", "full_attention"]) for _ in range(layers)]
-    kinds[draw.randrange(layers)] = "sliding_attention"
-    config |= {"layer_types": kinds, "sliding_window": draw.choice([128, 4096])}
-    return config, choices | {"swa_pool": draw.choice(["ratio", "requests"]), "swa_ratio": draw.choice([0, 1, "1/10"])}
-
-
-def draw_readers(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
-    config, choices = draw_keys_and_values(draw)
-    config |= {"num_hidden_layers": (layers := 2 + config["num_hidden_layers"]), "layer_types": None}
-    if draw.random() < 0.5:
-        return config | {"cla_share_factor": draw.choice([2, 3])}, choices
-    config |= {"num_kv_shared_layers": 1, "sliding_window_pattern": layers + 1, "sliding_window": 512}
-    return config, choices | {"swa_pool": draw.choice(["ratio", "requests"]), "swa_ratio": draw.choice([0, 1, "1/10"])}
-
-
-DRAWS = {family.name: family.draw for family in FAMILIES} | {
-    "glm_dsa": draw_glm_dsa,
-    "mla": draw_mla,
-    "gqa": draw_keys_and_values,
-    "hybrid_swa": draw_windows,
-    "shared_kv": draw_readers,
-}
+DRAWS = {family.name: family.draw for family in FAMILIES} | {"glm_dsa": draw_glm_dsa}
 
 
 def test_every_layout_is_drawn() -> None:

@@ -62,6 +62,128 @@ def test_every_kernel_compiles(target: str) -> None:
     assert compiled == KERNELS
 
 
+BY_HEAD = {
+    **{"num_hidden_layers": 3, "num_key_value_heads": 3, "head_dim": 64, "v_head_dim": 32},
+    **{"num_kv_shared_layers": 1, "sliding_window_pattern": 2, "sliding_window": 8},
+}
+ROWS = [  # codes, scales and orders of each kind, with an e4m3 cast or without
+    ("mla", {"kv_format": "nvfp4"}, True),
+    ("gqa", {"kv_format": "bf16", "kv_order": "hnd", "split_kv": False}, False),
+    ("gqa", {"kv_format": "fp8", "kv_order": "nhd"}, True),
+    ("gqa", {"kv_format": "int8", "kv_order": "hnd"}, False),
+    ("hybrid_swa", {"kv_format": "mxfp8", "page_size": 128}, True),
+    ("shared_kv", {"kv_format": "nvfp4_swizzled", "kv_order": "hnd"}, True),
+]
+
+
+def other_pool(layout: str, target: str = "sm_90", **choices: Any) -> Any:
+    """A Triton pool of two pages of a space, and one request more where it counts."""
+    module = importlib.import_module(f"generated.{layout}")
+    config = BY_HEAD | ({"num_kv_shared_layers": None} if layout != "shared_kv" else {})
+    if layout in ("mla", "gqa"):
+        config = {"num_hidden_layers": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64} if layout == "mla" else config
+        config |= {"sliding_window": None}
+    own = module.Layout.from_config(config, **choices)
+    pool = module.Pool(own, own.granule, requests=1, backend="triton")
+    pool._native = target in NATIVE
+    return pool
+
+
+def run_rows(pool: Any, n: int, dtype: torch.dtype = torch.int64, scale: Any = None) -> None:
+    """A store and a load of every layer that owns, and loads of those that read."""
+    slots = torch.arange(n, dtype=dtype)
+    owners = {layer for buffer in pool.layout.buffers for layer in buffer.layers}
+    for layer in pool.layout.held:
+        if hasattr(pool, "set_mla_kv_buffer"):
+            latent, rope = torch.zeros((n, 512)).bfloat16(), torch.zeros((n, 64)).bfloat16()
+            pool.set_mla_kv_buffer(layer, slots, latent, rope, scale)
+            pool.get_mla_kv_buffer(layer, slots, latent_scale=scale)
+            continue
+        if layer in owners:
+            k, v = torch.zeros((n, 3, 64)).bfloat16(), torch.zeros((n, 3, 32)).bfloat16()
+            pool.set_kv_buffer(layer, slots, k, v, scale, scale)
+        pool.load_kv(layer, slots, k_scale=scale, v_scale=scale)
+
+
+def run_whole(pool: Any, n: int, dtype: torch.dtype = torch.int64) -> None:
+    slots = torch.arange(n, dtype=dtype)
+    roots = dict.fromkeys(pool._roots, slots)
+    pool.move_kv_cache(roots, roots)
+    pool.load_cpu_copy(pool.get_cpu_copy(roots), roots)
+    pool.clear_pages(roots)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@without_interpreter
+def test_every_kind_of_row_compiles(target: str) -> None:
+    names = set()
+    for layout, choices, casts in ROWS:
+        with FakeDriver(target) as driver:
+            pool = other_pool(layout, target, **choices)
+            run_rows(pool, 8)
+            if choices["kv_format"] == "nvfp4_swizzled":  # whose records lie in the most pieces
+                run_whole(pool, 8)
+        names |= {launch.name for launch in driver.launches}
+        for launch in driver.launches:
+            text = launch.compiled.asm["ptx" if target.startswith("sm") else "amdgcn"]
+            if launch.name.startswith("_store"):
+                instruction = "satfinite.e4m3x2" if target.startswith("sm") else "v_cvt_scalef32_pk_fp8_f32"
+                assert (instruction in text) == (casts and target in NATIVE)
+    formats = ("mla_nvfp4", "bf16_hnd", "fp8_nhd", "int8_hnd", "mxfp8_atom", "nvfp4_swizzled")
+    own = {f"_{verb}_{name}_kernel" for verb in ("store", "load") for name in formats}
+    assert names == own | {"_clear_kernel", "_pack_kernel", "_unpack_kernel"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "choices", "scale"),
+    [
+        ("gqa", {"kv_format": "fp8"}, torch.ones(1)),
+        ("shared_kv", {"kv_format": "int8", "kv_order": "hnd", "swa_pool": "requests"}, None),
+    ],
+)
+@without_interpreter
+def test_warming_up_other_rows_leaves_nothing_to_compile(layout: str, choices: dict[str, Any], scale: Any) -> None:
+    """Values are columns of wider rows too, at multiples of 16 and not."""
+    with FakeDriver("sm_90") as driver:
+        pool = other_pool(layout, **choices)
+        pool.warmup()
+        warm = len(driver.kernels)
+        for n in (1, 2, 17, 640):
+            for dtype in (torch.int32, torch.int64):
+                run_rows(pool, n, dtype, scale)
+                run_whole(pool, n, dtype)
+        wide, slots = torch.zeros((8, 3, 200)).bfloat16(), torch.arange(32, dtype=torch.int32)
+        for loc in (slots[1:9], slots[:16:2], slots.long()[3:11]):
+            pool.set_kv_buffer(1, loc, wide[:, :, :64], wide[:, :, 64:96], scale, scale)
+            pool.set_kv_buffer(1, loc, wide[:, :, 1:65], wide[:, :, ::2][:, :, :32], scale, scale)
+            for own in (torch.bfloat16, torch.float16, torch.float32):
+                pool.load_kv(1, loc, own, scale, scale)
+        assert len(driver.kernels) == warm
+
+
+@without_interpreter
+def test_rows_of_other_layouts_are_one_launch_and_wait_for_nothing() -> None:
+    """A store and a load for a layer each, and a move or a copy of any number of layers in two."""
+    with FakeDriver("sm_90") as driver:
+        pool = other_pool("shared_kv", kv_format="fp8")
+        pool.warmup()
+        before, slots, scale = len(driver.launches), torch.arange(100), torch.ones(1)
+        k, v = torch.zeros((100, 3, 64)).bfloat16(), torch.zeros((100, 3, 32)).bfloat16()
+        with count_operations() as operations:
+            pool.set_kv_buffer(1, slots, k, v, scale, scale)
+            pool.load_kv(2, slots, k_scale=scale, v_scale=scale)
+            both = {"token": slots, "swa": slots}
+            pool.move_kv_cache(both, both)
+            pool.unpack(pool.pack(both), both)
+            pool.clear_pages(both)
+        assert operations.to_host == []
+        assert [launch.name for launch in driver.launches[before:]] == [
+            *("_store_fp8_nhd_kernel", "_load_fp8_nhd_kernel"),
+            *("_pack_kernel", "_unpack_kernel") * 2,
+            "_clear_kernel",
+        ]
+
+
 @pytest.mark.parametrize("ratio", [1, 2])
 @without_interpreter
 def test_warming_up_leaves_nothing_to_compile(ratio: int) -> None:

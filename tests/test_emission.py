@@ -149,6 +149,32 @@ buffers:
     "layers: all_of_them}", "layers: every and all_of_them}"
 )
 
+ONE_FIELD = """\
+kvgen: 1
+layout: one_field
+doc: Operations that take or return one field
+let: {heads: 2, dim: 16}
+layers: {body: 2}
+spaces: {token: {slots: tokens, page: 8}}
+formats:
+  row: {fields: {k: "bf16[4]"}, page: [[k]]}
+  nvfp4:
+    fields: {k: {type: "e2m1[heads, dim]", quant: {scale: k_scale, outer: given}}, k_scale: "e4m3[heads]"}
+    page: [[k], [k_scale]]
+buffers:
+  kv: {format: row, space: token, layers: layer == 0}
+  kv_coded: {format: nvfp4, space: token, layers: layer == 1}
+operations:
+  set_k: {store: [kv], args: {key: k}}
+  put_k: {put: [kv], args: {key: k}}
+  load_k: {load: [kv], returns: [k]}
+  get_k: {get: [kv], returns: [k]}
+  gather_k: {gather: [kv], returns: [k]}
+  load_codes: {load: [kv_coded], returns: [k]}
+  get_codes: {get: [kv_coded], returns: [k]}
+  gather_scales: {gather: [kv_coded], returns: [k_scale]}
+"""
+
 
 def ruff(folder: Path, *command: str) -> str:
     """What ruff has to say about a folder of modules; nothing where it would leave them as they are."""
@@ -165,7 +191,7 @@ def folder_of_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made = compiled_file(path)
         assert made.module is not None, made.problems
         (folder / f"{path.parent.name}_{path.stem}.py").write_text(made.module.text, encoding="utf-8")
-    odd = {"long_names": compiled(LONG_NAMES), "odd_cases": compiled(ODD_CASES)}
+    odd = {"long_names": compiled(LONG_NAMES), "odd_cases": compiled(ODD_CASES), "one_field": compiled(ONE_FIELD)}
     odd["long_file"] = compiled(LONG_NAMES, f"folder/{'file_name_' * 20}.yaml")
     odd["longer_file"] = compiled(LONG_NAMES, "f" * 30)
     for name, made in odd.items():

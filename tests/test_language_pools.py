@@ -1,4 +1,4 @@
-"""Every layout of `tests/language`, priced and allocated: the sums here are written down apart from the compiler.
+"""Every layout of `tests/language` and `specs`, priced and allocated: the sums are written apart from the compiler.
 
 Each `Family` below draws configs and choices, and prices them from the published layout alone, buffer by buffer; the
 generated module has to give the same bytes in its budget and in the tensors of its pool.
@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import language_module, model_config, run_whole
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.models import LANGUAGE, language_module, model_config, run_whole
 
 Config = dict[str, Any]
 Choices = dict[str, Any]
@@ -23,12 +25,17 @@ Choices = dict[str, Any]
 
 @dataclass(frozen=True)
 class Family:
-    """A spec of `tests/language`, what to try on it, and what that costs."""
+    """A spec of `tests/language`, or one that is shipped, what to try on it, and what that costs."""
 
     name: str
     draw: Callable[[random.Random], tuple[Config, Choices]]
     price: Callable[[Config, Choices, int, int], int]  # bytes on the device for so many tokens and requests
     granule: Callable[[Config, Choices], int]
+
+    @property
+    def module(self) -> Any:
+        is_shipped = not (LANGUAGE / f"{self.name}.yaml").exists()
+        return importlib.import_module(f"generated.{self.name}") if is_shipped else language_module(self.name)
 
 
 def held(config: Config, choices: Choices) -> Iterator[int]:
@@ -110,7 +117,7 @@ def price_corners(config: Config, choices: Choices, tokens: int, requests: int) 
 # -- gqa: keys and values in several orders and formats
 
 
-def draw_gqa(draw: random.Random) -> tuple[Config, Choices]:
+def draw_gqa_orders(draw: random.Random) -> tuple[Config, Choices]:
     layers = draw.randint(1, 5)
     kv_format = draw.choice(["bf16", "fp8", "nvfp4", "mxfp8"])
     orders = {"bf16": ["nhd", "hnd", "x5d"], "fp8": ["nhd", "hnd", "x5d"], "nvfp4": ["nhd", "hnd"], "mxfp8": ["nhd"]}
@@ -132,7 +139,7 @@ def draw_gqa(draw: random.Random) -> tuple[Config, Choices]:
     return config, choices | stage(draw, layers)
 
 
-def price_gqa(config: Config, choices: Choices, tokens: int, requests: int) -> int:
+def price_gqa_orders(config: Config, choices: Choices, tokens: int, requests: int) -> int:
     # codes, and a scale of one byte for each 16 or 32 of them
     value = {"bf16": 2, "fp8": 1, "nvfp4": Fraction(1, 2) + Fraction(1, 16), "mxfp8": 1 + Fraction(1, 32)}
     heads = shard(config["num_key_value_heads"], choices["tp_size"])
@@ -467,13 +474,192 @@ def shared_in_dsv41(config: Config) -> Shared:
     return found
 
 
+# -- mla: one latent a token
+
+
+def draw_mla(draw: random.Random) -> tuple[Config, Choices]:
+    layers, drafts = draw.randint(0, 8), draw.randint(0, 2)
+    config = {
+        **{"num_hidden_layers": layers, "num_nextn_predict_layers": drafts},
+        **{"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    }
+    choices = {
+        "kv_format": draw.choice(["bf16", "fp8_scaled", "fp8_raw", "nvfp4"]),
+        "page_size": draw.choice([1, 7, 16, 64, 256]),
+    }
+    return config, choices | stage(draw, layers + drafts)
+
+
+def price_mla(config: Config, choices: Choices, tokens: int, requests: int) -> int:
+    # 512 + 64 values; with a scale of 4 bytes for 128 of them; with half bytes, one of 1 byte for 16 and a gap of 16
+    rows = {"bf16": 1152, "fp8_scaled": 512 + 16 + 128, "fp8_raw": 576, "nvfp4": 256 + 32 + 16 + 128}
+    return len([*held(config, choices)]) * (tokens + choices["page_size"]) * rows[choices["kv_format"]]
+
+
+# -- gqa, hybrid_swa and shared_kv: keys and values per head
+
+
+def draw_kv_format(draw: random.Random) -> Choices:
+    """A format, an order that it has, and a page that both can be of."""
+    kv_format = draw.choice(["bf16", "fp8", "int8", "mxfp8", "nvfp4", "nvfp4_swizzled"])
+    kv_order = draw.choice({"mxfp8": ["nhd"], "nvfp4_swizzled": ["hnd"]}.get(kv_format, ["nhd", "hnd"]))
+    sizes = [4, 16, 64, 128] if kv_format == "nvfp4_swizzled" else [1, 3, 16, 64, 128]  # scales of 4 slots side by side
+    return {
+        **{"kv_format": kv_format, "kv_order": kv_order, "page_size": draw.choice(sizes)},
+        **{"tp_size": draw.choice([1, 2, 8, 32]), "split_kv": draw.random() < 0.5},
+    }
+
+
+def draw_window_pool(draw: random.Random) -> Choices:
+    return {
+        "swa_pool": draw.choice(["ratio", "requests"]),
+        "swa_ratio": draw.choice([0, 1, 2, "1/2", "0.1", "3/7", Fraction(5, 3), 0.25]),
+        "step_tokens": draw.choice([1, 2, 8192]),
+    }
+
+
+def price_rows(choices: Choices, heads: int, dims: int) -> int:
+    """Bytes of a page of a layer of `heads`, on one rank, and of `dims` values of K and V together."""
+    value = {
+        **{"bf16": 2, "fp8": 1, "int8": 1, "mxfp8": 1 + Fraction(1, 32)},  # and of scales one for 32 codes,
+        **dict.fromkeys(["nvfp4", "nvfp4_swizzled"], Fraction(1, 2) + Fraction(1, 16)),  # one for 16,
+    }[choices["kv_format"]]
+    scales = 2 * 4 if choices["kv_format"] == "int8" else 0  # or one of 4 bytes for a head
+    return int(choices["page_size"] * shard(heads, choices["tp_size"]) * (dims * value + scales))
+
+
+def window_pages(config: Config, choices: Choices, tokens: int, requests: int) -> int:
+    """Pages of layers with a window, the reserved one among them."""
+    page = choices["page_size"]
+    if choices["swa_pool"] == "ratio":
+        return floor(tokens * Fraction(str(choices["swa_ratio"])) / page) + 1
+    window = config.get("sliding_window") or config.get("attention_chunk_size") or 1
+    return requests * (ceil((window - 1 + choices["step_tokens"]) / page) + 1) + 1
+
+
+def draw_gqa(draw: random.Random) -> tuple[Config, Choices]:
+    layers, drafts = draw.randint(0, 5), draw.randint(0, 2)
+    config = {
+        **{"num_hidden_layers": layers, "num_nextn_predict_layers": drafts},
+        **{"num_key_value_heads": draw.choice([1, 2, 8, 16]), "head_dim": draw.choice([32, 64, 96, 128])},
+        "v_head_dim": draw.choice([None, 32, 128]),
+    }
+    return config, draw_kv_format(draw) | stage(draw, layers + drafts)
+
+
+def price_gqa(config: Config, choices: Choices, tokens: int, requests: int) -> int:
+    dims = config["head_dim"] + (config["v_head_dim"] or config["head_dim"])
+    pages = tokens // choices["page_size"] + 1
+    return len([*held(config, choices)]) * pages * price_rows(choices, config["num_key_value_heads"], dims)
+
+
+def draw_hybrid_swa(draw: random.Random) -> tuple[Config, Choices]:
+    layers, drafts = draw.randint(1, 8), draw.randint(0, 2)
+    heads, dims = [None, 1, 4, 8], [None, 32, 64, 96]
+    config = {
+        **{"num_hidden_layers": layers, "num_nextn_predict_layers": drafts},
+        **{"num_key_value_heads": draw.choice(heads[1:]), "head_dim": draw.choice(dims[1:])},
+        **{name: draw.choice(heads) for name in ("num_global_key_value_heads", "swa_num_key_value_heads")},
+        **{name: draw.choice(dims) for name in ("v_head_dim", "global_head_dim", "swa_head_dim", "swa_v_head_dim")},
+        "sliding_window": draw.choice([1, 8, 127, 128, 4096]),
+    }
+    match draw.choice(["types", "pattern", "interval", "positions", "last", "chunks"]):
+        case "types":
+            kinds = ["sliding_attention", "full_attention", "chunked_attention"]
+            types = [draw.choice(kinds) for _ in range(layers + draw.randint(0, 2))]
+            types[draw.randrange(layers)] = kinds[0]
+            config["layer_types"] = types
+        case "pattern":
+            config["hybrid_layer_pattern"] = [draw.randint(0, 1) for _ in range(layers)]
+        case "interval":
+            config["sliding_window_pattern"] = draw.randint(1, 6)
+        case "positions":
+            config |= {"no_rope_layers": [draw.randint(0, 1) for _ in range(layers)], "attention_chunk_size": 64}
+        case "last":
+            config |= {"max_window_layers": draw.randint(0, layers - 1), "use_sliding_window": True}
+        case "chunks":
+            config |= {"sliding_window": None, "attention_chunk_size": draw.choice([1, 8192])}
+    return config, draw_kv_format(draw) | draw_window_pool(draw) | stage(draw, layers + drafts)
+
+
+def windowed_in_hybrid_swa(config: Config) -> set[int]:
+    """The layers that have a window, draft layers among them where the list of types goes on."""
+    layers = range(config["num_hidden_layers"])
+    if types := config.get("layer_types"):
+        return {layer for layer, kind in enumerate(types) if kind != "full_attention"}
+    if marks := config.get("hybrid_layer_pattern") or config.get("no_rope_layers"):
+        return {layer for layer in layers if marks[layer]}
+    if "max_window_layers" in config:
+        return set(layers[config["max_window_layers"] :])
+    interval = config.get("sliding_window_pattern", 4)
+    return set(layers) - set(layers[interval - 1 :: interval])
+
+
+def price_hybrid_swa(config: Config, choices: Choices, tokens: int, requests: int) -> int:
+    heads, dim = config["num_key_value_heads"], config["head_dim"]
+    wide, values = config["global_head_dim"] or dim, config["v_head_dim"]
+    full = price_rows(choices, config["num_global_key_value_heads"] or heads, wide + (values or wide))
+    window = price_rows(
+        choices,
+        config["swa_num_key_value_heads"] or heads,
+        (config["swa_head_dim"] or dim) + (config["swa_v_head_dim"] or values or dim),
+    )
+    here = set(held(config, choices))
+    windowed = here & windowed_in_hybrid_swa(config)
+    total = len(here - windowed) * (tokens // choices["page_size"] + 1) * full
+    return total + len(windowed) * window_pages(config, choices, tokens, requests) * window
+
+
+def draw_shared_kv(draw: random.Random) -> tuple[Config, Choices]:
+    layers = draw.randint(2, 12)
+    config = {
+        **{"num_hidden_layers": layers, "num_key_value_heads": draw.choice([1, 2, 8])},
+        **{"head_dim": draw.choice([32, 64]), "v_head_dim": draw.choice([None, 96])},
+        draw.choice(["num_kv_shared_layers", "cla_share_factor"]): 2,
+    }
+    if "num_kv_shared_layers" in config:
+        config["num_kv_shared_layers"] = draw.randint(1, layers - 1)
+    else:
+        config["cla_share_factor"] = draw.randint(2, 4)
+    match draw.choice(["none", "types", "interval"]):
+        case "types":
+            config["layer_types"] = [draw.choice(["sliding_attention", "full_attention"]) for _ in range(layers)]
+            config["sliding_window"] = draw.choice([None, 512])
+        case "interval":
+            config |= {"_sliding_window_pattern": draw.randint(1, 6), "sliding_window": draw.choice([1, 100])}
+    return config, draw_kv_format(draw) | draw_window_pool(draw) | stage(draw, layers)
+
+
+def shared_in_shared_kv(config: Config) -> Shared:
+    layers = range(config["num_hidden_layers"])
+    types, interval = config.get("layer_types"), config.get("_sliding_window_pattern", 1)
+    full = {layer for layer in layers if (types[layer] == "full_attention" if types else (layer + 1) % interval == 0)}
+    if shared := config.get("num_kv_shared_layers"):
+        owns = set(layers[:-shared])
+    else:
+        owns = set(layers[:: config["cla_share_factor"]])
+    return {"kv_full": (full & owns, full), "kv_swa": (owns - full, set(layers) - full)}
+
+
+def price_shared_kv(config: Config, choices: Choices, tokens: int, requests: int) -> int:
+    """Owners alone."""
+    dims = config["head_dim"] + (config["v_head_dim"] or config["head_dim"])
+    pages = {
+        "kv_full": tokens // choices["page_size"] + 1,
+        "kv_swa": window_pages(config, choices, tokens, requests),
+    }
+    here = set(held(config, choices))
+    owned = sum(len(owners & here) * pages[name] for name, (owners, _) in shared_in_shared_kv(config).items())
+    return owned * price_rows(choices, config["num_key_value_heads"], dims)
+
+
 def page_size(config: Config, choices: Choices) -> int:
     return choices["page_size"]
 
 
 FAMILIES = [
     Family("corners", draw_corners, price_corners, lambda config, choices: 64),
-    Family("gqa_orders", draw_gqa, price_gqa, page_size),
+    Family("gqa_orders", draw_gqa_orders, price_gqa_orders, page_size),
     Family("gpt_oss", draw_gpt_oss, price_gpt_oss, page_size),
     Family("kimi_linear", draw_kimi_linear, price_kimi_linear, page_size),
     Family("minimax_m3", draw_minimax_m3, price_minimax_m3, page_size),
@@ -486,62 +672,72 @@ FAMILIES = [
     Family("dsv4", draw_dsv4, price_dsv4, lambda config, choices: 256),
     Family("gemma3n", in_one_pool(draw_gemma3n, shared_in_gemma3n), price_gemma3n, page_size),
     Family("dsv41", in_one_pool(draw_dsv41, shared_in_dsv41), price_dsv41, lambda config, choices: 256),
+    Family("mla", draw_mla, price_mla, page_size),
+    Family("gqa", draw_gqa, price_gqa, page_size),
+    Family("hybrid_swa", draw_hybrid_swa, price_hybrid_swa, page_size),
+    Family("shared_kv", in_one_pool(draw_shared_kv, shared_in_shared_kv), price_shared_kv, page_size),
 ]
 each_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
 @each_family
-def test_the_pool_allocates_what_was_priced(family: Family) -> None:
-    module = language_module(family.name)
-    draw = random.Random(family.name)
-    for _ in range(500):
-        config, choices = family.draw(draw)
-        layout = module.Layout.from_config(config, **choices)
-        assert layout.granule == family.granule(config, choices), (config, choices)
-        tokens = layout.granule * draw.choice([0, 1, draw.randint(2, 100), draw.randint(100, 10**6)])
-        requests = draw.choice([0, 1, draw.randint(2, 4096)])
-        expected = family.price(config, choices, tokens, requests)
-        assert module.bytes_for(layout, tokens, requests) == expected, (config, choices, tokens, requests)
-        pool = module.Pool(layout, tokens, "meta", requests)
-        assert pool.num_bytes() == expected, (config, choices, tokens, requests)
+@settings(max_examples=500, deadline=None)
+@given(draw=st.randoms(use_true_random=False))
+def test_the_pool_allocates_what_was_priced(family: Family, draw: random.Random) -> None:
+    """In the budget, in what is asked of an allocator, and in the tensors that transfers are told of."""
+    module, asked = family.module, []
+    config, choices = family.draw(draw)
+    layout = module.Layout.from_config(config, **choices)
+    assert layout.granule == family.granule(config, choices)
+    tokens = layout.granule * draw.choice([0, 1, draw.randint(2, 100), draw.randint(100, 10**6)])
+    requests = draw.choice([0, 1, draw.randint(2, 4096)])
+
+    def allocate(name: str, layer: int, nbytes: int) -> torch.Tensor:
+        asked.append(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8, device="meta")
+
+    expected = family.price(config, choices, tokens, requests)
+    assert module.bytes_for(layout, tokens, requests) == expected
+    pool = module.Pool(layout, tokens, "meta", requests, allocate=allocate)
+    assert pool.num_bytes() == sum(asked) == sum(region.nbytes for region in pool.transfer_regions()) == expected
 
 
 @each_family
-def test_the_most_tokens_and_requests_fit_and_one_more_does_not(family: Family) -> None:
-    module = language_module(family.name)
-    draw = random.Random(f"{family.name} fits")
-    for _ in range(200):
-        config, choices = family.draw(draw)
-        requests = draw.randint(0, 64)
-        layout = module.Layout.from_config(config, **choices)
-        step = layout.granule
+@settings(max_examples=200, deadline=None)
+@given(draw=st.randoms(use_true_random=False))
+def test_the_most_tokens_and_requests_fit_and_one_more_does_not(family: Family, draw: random.Random) -> None:
+    module = family.module
+    config, choices = family.draw(draw)
+    requests = draw.randint(0, 64)
+    layout = module.Layout.from_config(config, **choices)
+    step = layout.granule
 
-        def price(tokens: int, requests: int, config: Config = config, choices: Choices = choices) -> int:
-            return family.price(config, choices, tokens, requests)
+    def price(tokens: int, requests: int) -> int:
+        return family.price(config, choices, tokens, requests)
 
-        exact = price(step * draw.randint(0, 999), requests)
-        budget = draw.choice([exact, exact - 1, draw.randint(0, 2**24), draw.randint(0, 2**36)])
-        tokens = module.max_tokens(layout, budget, requests)
-        if price(0, requests) > budget:
-            assert tokens == 0
-        elif price(step * 10**9, requests) == price(0, requests):
-            assert tokens == module.UNBOUNDED
-        else:
-            assert tokens % step == 0
-            assert price(tokens, requests) <= budget < price(tokens + step, requests), (config, choices, budget)
-        some = step * draw.randint(0, 20)
-        most = module.max_requests(layout, budget, some)
-        if price(some, 0) > budget:
-            assert most == 0
-        elif price(some, 1) == price(some, 0):
-            assert most == module.UNBOUNDED
-        else:
-            assert price(some, most) <= budget < price(some, most + 1), (config, choices, budget)
+    exact = price(step * draw.randint(0, 999), requests)
+    budget = draw.choice([exact, exact - 1, draw.randint(0, 2**24), draw.randint(0, 2**36)])
+    tokens = module.max_tokens(layout, budget, requests)
+    if price(0, requests) > budget:
+        assert tokens == 0
+    elif price(step * 10**9, requests) == price(0, requests):
+        assert tokens == module.UNBOUNDED
+    else:
+        assert tokens % step == 0
+        assert price(tokens, requests) <= budget < price(tokens + step, requests)
+    some = step * draw.randint(0, 20)
+    most = module.max_requests(layout, budget, some)
+    if price(some, 0) > budget:
+        assert most == 0
+    elif price(some, 1) == price(some, 0):
+        assert most == module.UNBOUNDED
+    else:
+        assert price(some, most) <= budget < price(some, most + 1)
 
 
 @each_family
 def test_the_slope_is_exact(family: Family) -> None:
-    module = language_module(family.name)
+    module = family.module
     draw = random.Random(f"{family.name} slope")
     for _ in range(100):
         config, choices = family.draw(draw)
@@ -554,7 +750,7 @@ def test_the_slope_is_exact(family: Family) -> None:
 
 @each_family
 def test_layouts_are_values(family: Family) -> None:
-    module = language_module(family.name)
+    module = family.module
     draw = random.Random(f"{family.name} values")
     for _ in range(20):
         config, choices = family.draw(draw)
@@ -568,7 +764,7 @@ def test_layouts_are_values(family: Family) -> None:
 
 @each_family
 def test_a_stage_with_no_layers_costs_nothing(family: Family) -> None:
-    module = language_module(family.name)
+    module = family.module
     draw = random.Random(f"{family.name} empty")
     for _ in range(20):
         config, choices = family.draw(draw)
@@ -1063,7 +1259,7 @@ ODD += [(), [], [0], [None], [[1]], ["full_attention"], {}, {"a": 1}]
 
 @each_family
 def test_whatever_is_wrong_is_a_value_error(family: Family) -> None:
-    module = language_module(family.name)
+    module = family.module
     draw = random.Random(f"{family.name} odd")
     refused = 0
     for _ in range(400):

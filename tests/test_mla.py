@@ -5,13 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from support.guard import GuardedAllocator
 from support.models import model_config
-from support.reference import Twin, hostile_slots, interpreted, wild_bf16
+from support.reference import Twin, bits, hostile_slots, interpreted, wild_bf16
 
-from generated.mla import Layout, LayoutError, Pool, bytes_for, cell_size, max_tokens
+from generated.mla import Layout, LayoutError, Pool, cell_size, max_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in .*:RuntimeWarning:triton.runtime.interpreter")
 
@@ -72,27 +70,6 @@ def test_a_config_that_has_no_layer_of_linear_attention(fields: dict[str, Any]) 
     assert Layout.from_config({**CONFIG, **fields}).layers("kv") == (0, 1)
 
 
-@given(st.data())
-def test_budget_is_allocation(data: st.DataObject) -> None:
-    layers, drafts = data.draw(st.integers(0, 8)), data.draw(st.integers(0, 2))
-    start = data.draw(st.integers(0, layers + drafts))
-    end = data.draw(st.integers(start, layers + drafts))
-    role = data.draw(st.sampled_from(["target", "draft", "both"]))
-    kv_format = data.draw(st.sampled_from(sorted(ROWS)))
-    page_size, pages = data.draw(st.integers(1, 256)), data.draw(st.integers(0, 50))
-    config = {**CONFIG, "num_hidden_layers": layers, "num_nextn_predict_layers": drafts}
-    choices = {"kv_format": kv_format, "page_size": page_size, "role": role, "start_layer": start, "end_layer": end}
-    layout = Layout.from_config(config, **choices)
-    held = [layer for layer in range(start, end) if role == "both" or (layer < layers) == (role == "target")]
-    priced = len(held) * (pages + 1) * page_size * ROWS[kv_format]
-    pool = Pool(layout, pages * page_size, device="meta")
-    assert bytes_for(layout, pages * page_size) == pool.num_bytes() == priced
-    assert sum(pool.buffer("kv", layer).numel() for layer in held) == priced
-    if held:
-        assert max_tokens(layout, priced) == pages * page_size
-        assert max_tokens(layout, priced - 1) == max(pages - 1, 0) * page_size
-
-
 @pytest.fixture
 def random() -> np.random.Generator:
     return np.random.default_rng(20310)
@@ -128,6 +105,42 @@ def test_every_byte(random: np.random.Generator, kv_format: str, backend: str) -
         twin.fill(3)
         twin.load_cpu_copy(saved, some(90))
         twin.clear_pages(torch.tensor([2, 4, 9]))
+
+
+NVFP4 = [  # of 16 values each, stored under the scale 1/4: what the format makes of them
+    # amax 6 has the scale 6 / 6 / (1/4) = 4, code 0x48, and codes are of the values; ties go to the even one
+    (
+        [6, 5, 4, 3.5, 3, 2.5, 2, 1.5, 1, 0.75, 0.5, 0.25, 0, -0.25, -5, -6],
+        [0x67, 0x66, 0x45, 0x34, 0x22, 0x01, 0x80, 0xFE],
+        0x48,
+        [6, 4, 4, 4, 3, 2, 2, 1.5, 1, 1, 0.5, 0, 0, -0.0, -4, -6],
+    ),
+    ([3] * 16, [0x77] * 8, 0x40, [3] * 16),  # 3 / 6 / (1/4) = 2, and 3 / (2 x 1/4) = 6
+    ([0] * 16, [0] * 8, 0, [0] * 16),
+    ([0, 2.0**30] + [0] * 14, [0x70] + [0] * 7, 0x7E, [0, 672] + [0] * 14),  # the scale saturates: 448 x 1/4 x 6
+    # 100 / 6 / (1/4) = 66.7, in steps of 8: 64, code 0x68; 100 / 16 saturates, -1 / 16 is -0, 50 / 16 is 3
+    ([100, -1, 50] + [0] * 13, [0x87, 0x05] + [0] * 6, 0x68, [96, -0.0, 48] + [0] * 13),
+    # 1 / 6 / (1/4) = 0.667, in steps of 1/16: 0.6875, code 0x33; 1 / 0.171875 = 5.8
+    *[([1] * 16, [0x77] * 8, 0x33, [6 * 0.171875] * 16)] * 27,
+]
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_row_of_nvfp4(backend: str) -> None:
+    """Slot 70 is bytes 30,240 to 30,671: 256 of codes, even elements in low halves, 32 of scales, a gap of 16, rope."""
+    values, codes, scales, read = ([*column] for column in zip(*NVFP4, strict=True))
+    latent, rope = torch.tensor(values).flatten()[None].bfloat16(), torch.arange(64)[None].bfloat16()
+    pool = Pool(Layout.from_config(CONFIG, kv_format="nvfp4"), 128, backend=backend)
+    pool.buffer("kv", 1).fill_(0xA5)
+    with interpreted():
+        pool.set_mla_kv_buffer(1, torch.tensor([70]), latent, rope, 0.25)
+        loaded = pool.get_mla_kv_buffer(1, torch.tensor([70]), latent_scale=torch.tensor(0.25))
+    row = [*torch.tensor(codes).flatten().tolist(), *scales, *[0xA5] * 16, *rope.view(torch.uint8).flatten().tolist()]
+    memory = pool.buffer("kv", 1).view(-1)
+    assert memory[30240:30672].tolist() == row and len(row) == 432
+    assert memory[:30240].eq(0xA5).all() and memory[30672:].eq(0xA5).all() and not pool.buffer("kv", 0).any()
+    assert bits(loaded[0]).tolist() == bits(torch.tensor(read).flatten()[None, None].bfloat16()).tolist()
+    assert torch.equal(loaded[1], rope[None])
 
 
 def test_what_a_server_reads() -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.addresses import Derived, Memory, Model, extents, halves, joined, tensor_of
+from support.addresses import Derived, Memory, Model, by_slot, extents, halves, joined, tensor_of
+from support.guard import GuardedAllocator, Side
 from support.models import LANGUAGE, ROOT, run_whole
 from support.reference import (
     bf16_values,
@@ -62,6 +63,33 @@ def compiled(spec: str) -> ModuleType:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where the tensors lie that operations are given: slots among others, values in columns of wider rows."""
+
+    slot_stride: int = 3
+    before: int = 0  # columns before the values, of the whole row
+    each_head: bool = False  # or of the row of each head
+    stride: int = 1  # of columns
+    rows: int = 2  # from one row to the next
+    hostile: bool = True  # whether some slots are not there
+
+    def slots(self, values: Sequence[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """A tensor of the values, every third of a longer one where nothing else is said."""
+        room = torch.full((len(values), self.slot_stride), 1, dtype=dtype)
+        room[:, self.slot_stride // 2] = torch.tensor(values, dtype=dtype)
+        return room[:, self.slot_stride // 2]
+
+    def values(self, whole: torch.Tensor) -> torch.Tensor:
+        """The same values [n, axes], elsewhere."""
+        rows = whole if self.each_head else whole.flatten(1)
+        *most, width = rows.shape
+        room = rows.new_zeros((most[0] * self.rows, *most[1:], self.before + width * self.stride))
+        own = room[:: self.rows, ..., self.before :: self.stride]
+        own.copy_(rows)
+        return own if self.each_head else own.unflatten(1, whole.shape[1:])
+
+
+@dataclass(frozen=True)
 class Case:
     """A pool, and what of its spaces and fields is not to be seen in `Page.fields`."""
 
@@ -74,14 +102,19 @@ class Case:
     init: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)  # spaces with slots that share rows, and in which they do
     count: int = 24  # slots of an operation
+    names: Mapping[str, str] = field(default_factory=dict)  # what a spec calls the operations of whole pools
+    place: Place = field(default_factory=Place)
+    guard: Side | None = None  # on which side of each tensor nobody may touch memory
 
     def layout(self, **changes: Any) -> Any:
         return compiled(self.spec).Layout.from_config(dict(self.config), **{**self.choices, **changes})
 
     def pool(self, backend: str = "torch", **changes: Any) -> Any:
         layout = self.layout(**changes)
-        requests = {"requests": self.requests} if self.requests else {}
-        return compiled(self.spec).Pool(layout, self.tokens, backend=backend, **requests)
+        options: dict[str, Any] = {"requests": self.requests} if self.requests else {}
+        if self.guard:
+            options["allocate"] = GuardedAllocator(self.guard)
+        return compiled(self.spec).Pool(layout, self.tokens, backend=backend, **options)
 
 
 class Pools:
@@ -119,7 +152,8 @@ class Pools:
 
     def both(self, operation: str, *arguments: Any, **options: Any) -> Any:
         """What an operation returns, which is the same on both backends."""
-        one, other = (getattr(pool, operation)(*arguments, **options) for pool in self.pools.values())
+        name = self.case.names.get(operation, operation)
+        one, other = (getattr(pool, name)(*arguments, **options) for pool in self.pools.values())
         assert_same(one, other)
         return one
 
@@ -129,24 +163,19 @@ class Pools:
         """Distinct slots of every space that callers name, mixed with such as there are not, as far as a type goes."""
         found = {}
         for root, num_slots in self.model.num_slots().items():
-            bad = hostile_slots(num_slots, dtype)
-            slots = self.random.permutation(num_slots)[
-                : self.case.count + 10 - len(bad)
-            ].tolist()  # as many of each type
+            bad = hostile_slots(num_slots, dtype) if self.case.place.hostile else []
+            count = self.case.count + (10 - len(bad) if bad else 0)  # as many of each type
+            slots = self.random.permutation(num_slots)[:count].tolist()
             found[root] = [int(slot) for slot in self.random.permutation(np.array([*slots, *bad], object))]
         return found
 
     def given(self, slots: Mapping[str, Sequence[int]], dtype: torch.dtype = torch.int64) -> Any:
         """Slots as a pool takes them: one tensor where there is one space."""
-        tensors = {root: strided(own, dtype) for root, own in slots.items()}
-        return tensors if len(self.model.num_slots()) > 1 else next(iter(tensors.values()))
+        tensors = {root: self.case.place.slots(own, dtype) for root, own in slots.items()}
+        return tensors if len(self.torch._roots) > 1 else next(iter(tensors.values()))
 
 
-def strided(values: Sequence[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """A tensor of the values, every third of a longer one."""
-    room = torch.full((len(values), 3), 1, dtype=dtype)
-    room[:, 1] = torch.tensor(values, dtype=dtype)
-    return room[:, 1]
+strided = Place().slots
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -169,8 +198,13 @@ def assert_same(one: Any, other: Any) -> None:
 
 def raw(tensor: torch.Tensor) -> np.ndarray:
     """The bytes of a tensor [n, ...] as [n, bytes]."""
-    whole = tensor.contiguous()
-    return whole.view(torch.uint8).reshape(len(whole), -1).numpy() if whole.numel() else np.zeros((len(whole), 0))
+    whole = tensor.clone(memory_format=torch.contiguous_format)  # of strides that `view` takes, those of axes of 1 too
+    return by_slot(whole.view(torch.uint8).numpy()) if whole.numel() else np.zeros((len(whole), 0), np.uint8)
+
+
+def words_of(data: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes [n, bytes] as integers of the size of a dtype."""
+    return torch.from_numpy(data.view({1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}[dtype.itemsize]))
 
 
 # -- operations of the whole pool
@@ -550,18 +584,24 @@ def pools_of(case: Case, random: np.random.Generator, *, races: bool = True, nat
 
 @pytest.mark.parametrize("name", OWN_CASES)
 def test_move(name: str, random: np.random.Generator) -> None:
-    """Sources are targets too, so that it matters that all reads come first."""
     with pools_of(OWN_CASES[name], random) as pools:
-        sources, targets = pools.slots(), pools.slots(torch.int32)
-        for own in (sources, targets):
-            for root in pools.case.shared:
-                del own[root]
-        count = {root: min(len(sources[root]), len(targets[root])) for root in sources}
-        sources, targets = ({root: own[: count[root]] for root, own in slots.items()} for slots in (sources, targets))
-        if sources:
-            pools.both("move", pools.given(targets, torch.int32), pools.given(sources))
-            pools.model.move(targets, sources)
-            pools.check()
+        moved(pools)
+
+
+def moved(pools: Pools) -> None:
+    """Sources are targets too, so that it matters that all reads come first; some come twice."""
+    sources, targets = pools.slots(), pools.slots(torch.int32)
+    for own in (sources, targets):
+        for root in pools.case.shared:
+            del own[root]
+    count = {root: min(len(sources[root]), len(targets[root])) for root in sources}
+    sources, targets = ({root: own[: count[root]] for root, own in slots.items()} for slots in (sources, targets))
+    for own in sources.values():
+        own[1::5] = own[: len(own[1::5])]
+    if sources:
+        pools.both("move", pools.given(targets, torch.int32), pools.given(sources))
+        pools.model.move(targets, sources)
+        pools.check()
 
 
 def copied(pools: Pools) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
@@ -585,16 +625,21 @@ def copied(pools: Pools) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
 def test_save_and_restore(case: Case, random: np.random.Generator) -> None:
     """A copy, through a pickle, written to other slots after all bytes have changed."""
     with pools_of(case, random, races=not case.shared) as pools:  # rows that slots share are written more than once
-        sources, targets = copied(pools)
-        copy = pools.both("save", pools.given(sources))
-        pools.check()
-        assert copy["slots"] == {root: len(own) for root, own in sources.items()}
-        saved = pools.model.save(sources)
+        saved_and_restored(pools)
+
+
+def saved_and_restored(pools: Pools) -> None:
+    sources, targets = copied(pools)
+    copy = pools.both("save", pools.given(sources))
+    pools.check()
+    assert copy["slots"] == {root: len(own) for root, own in sources.items()}
+    saved = pools.model.save(sources)
+    if any(sources.values()):
         check_staging(pools, *copy["staging"], sources)
-        pools.fill()
-        pools.both("restore", pickle.loads(pickle.dumps(copy)), pools.given(targets))
-        pools.model.restore(saved, targets)
-        pools.check()
+    pools.fill()
+    pools.both("restore", pickle.loads(pickle.dumps(copy)), pools.given(targets))
+    pools.model.restore(saved, targets)
+    pools.check()
 
 
 @pytest.mark.parametrize("name", ["half bytes", "apart"])
@@ -614,7 +659,7 @@ def check_staging(pools: Pools, staging: torch.Tensor, slots: Mapping[str, Seque
     """Staged are the records of the layers of each part, and behind the last part which slots there are."""
     saved = pools.model.save(slots)
     counts = {root: len(own) for root, own in slots.items()}
-    parts = pools.both("describe_staging", counts if len(counts) > 1 else sum(counts.values()))
+    parts = pools.both("describe_staging", counts if len(pools.torch._roots) > 1 else sum(counts.values()))
     end, seen = 0, set()
     for part in parts:
         assert part.offset == -(-end // 16) * 16
@@ -627,7 +672,7 @@ def check_staging(pools: Pools, staging: torch.Tensor, slots: Mapping[str, Seque
             key = buffer, plane or None, layer
             staged, begin = halves(record), 0
             for name in part.fields:  # the bytes of one are in an order that is not told
-                values = saved[key][1][name].reshape(part.slots, -1)
+                values = by_slot(saved[key][1][name])
                 own = staged[:, begin : begin + values.shape[1]]
                 np.testing.assert_array_equal(np.sort(own), np.sort(values))
                 begin += values.shape[1]
@@ -647,19 +692,27 @@ def check_staging(pools: Pools, staging: torch.Tensor, slots: Mapping[str, Seque
 def test_clear_pages(case: Case, random: np.random.Generator) -> None:
     """Pages are what they are in a new pool, gaps included; pages that are not there are left out."""
     with pools_of(case, random) as pools:
-        pages = {}
-        for root, num_slots in pools.model.num_slots().items():
-            num_pages = num_slots // pools.model.page_size(root)
-            chosen = pools.random.permutation(num_pages)[: min(num_pages // 2, 3)].tolist()
-            pages[root] = [*chosen, -1, num_pages, 2**31, -(2**40)]
-        pools.both("clear_pages", pools.given(pages))
-        pools.model.clear_pages(pages)
-        pools.check()
+        cleared(pools)
+
+
+def cleared(pools: Pools) -> None:
+    pages = {}
+    for root, num_slots in pools.model.num_slots().items():
+        num_pages = num_slots // pools.model.page_size(root)
+        chosen = pools.random.permutation(num_pages)[: min(num_pages // 2, 3)].tolist()
+        pages[root] = [*chosen, -1, num_pages, 2**31, -(2**40)]
+    pools.both("clear_pages", pools.given(pages))
+    pools.model.clear_pages(pages)
+    pools.check()
 
 
 def test_transfer_regions(case: Case) -> None:
     pool = case.pool()
-    model = Model(pool, case.derived, case.init)
+    told_of_regions(pool, Model(pool, case.derived, case.init))
+
+
+def told_of_regions(pool: Any, model: Model) -> None:
+    """Every tensor once, whose page numbers are those of the space."""
     found = {}
     for region in pool.transfer_regions():
         buffer, _, plane = region.buffer.partition(".")
@@ -813,6 +866,12 @@ class Layer:
     layer: int
     fields: Sequence[str]  # in the order in which operations have them
     rules: Mapping[str, Rule] = field(default_factory=dict)
+    reader: int | None = None  # a layer that reads what `layer` owns, by which loads ask for it
+
+    @property
+    def asked(self) -> int:
+        """The layer that reading operations are given."""
+        return self.layer if self.reader is None else self.reader
 
     def memory(self, name: str) -> Memory:
         """The tensor that a field lies in."""
@@ -846,7 +905,7 @@ class Layer:
         for slot in [0, *self.pools.random.permutation(num_slots).tolist()]:
             rows.setdefault(model.own(self.buffer, [slot])[0], slot)
         chosen = [*rows.values()][: self.pools.case.count]
-        bad = hostile_slots(num_slots, dtype)
+        bad = hostile_slots(num_slots, dtype) if self.pools.case.place.hostile else []
         return [int(slot) for slot in self.pools.random.permutation(np.array([*chosen, *bad], object))]
 
     def own(self, slots: Sequence[int]) -> list[int]:
@@ -860,6 +919,9 @@ class Layer:
         *most, last = self.shape(name)
         return (*most, last // 2) if self.memory(name).fields[name].dtype == "e2m1" else (*most, last)
 
+    def placed(self, slots: Sequence[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return self.pools.case.place.slots(slots, dtype)
+
     def kept(self, slots: Sequence[int], skip_reserved: bool) -> list[int]:
         """The rows of slots, -1 for slot 0 where that is skipped."""
         skips = skip_reserved and self.pools.model.spaces[self.buffer].reserved_pages
@@ -869,29 +931,35 @@ class Layer:
     # -- inputs
 
     def any_bits(self, name: str, count: int) -> torch.Tensor:
-        """Any values of the dtype of a field [count, axes], NaN among them; every second of twice as many."""
+        """Any values of the dtype of a field [count, axes], NaN among them."""
         dtype, shape = TORCH[self.memory(name).fields[name].dtype], self.stored_shape(name)
-        size = int(np.prod(shape)) * dtype.itemsize
-        data = self.pools.random.integers(0, 256, (2 * count, size), np.uint8)
-        return torch.from_numpy(data).view(dtype).view(2 * count, *shape)[::2]
+        data = self.pools.random.integers(0, 256, (count, int(np.prod(shape)) * dtype.itemsize), np.uint8)
+        return self.pools.case.place.values(words_of(data, dtype).view(count, *shape)).view(dtype)
 
     def numbers(self, name: str, count: int) -> torch.Tensor:
         """bf16 of all kinds [count, axes]."""
         width = int(np.prod(self.shape(name)))
         wild = wild_bf16(self.pools.random, count, -(-width // 64) * 64)[:, :width]
-        return torch.from_numpy(wild.view(np.int16).copy()).view(torch.bfloat16).view(count, *self.shape(name))
+        whole = torch.from_numpy(wild.view(np.int16).copy()).view(count, *self.shape(name))
+        return self.pools.case.place.values(whole).view(torch.bfloat16)
 
     # -- operations
 
-    def store(self, operation: str = "set_values", skip_reserved: bool = True, **called: str) -> None:
+    def store(
+        self,
+        operation: str = "set_values",
+        skip_reserved: bool = True,
+        dtype: torch.dtype = torch.int32,
+        **called: str,
+    ) -> None:
         """`called` gives arguments by their fields where they have other names."""
-        slots = self.slots(torch.int32)
+        slots = self.slots(dtype)
         given = {
             name: (self.numbers if name in self.rules else self.any_bits)(name, len(slots)) for name in self.values
         }
         arguments = {called.get(name, name): tensor for name, tensor in given.items()}
         options = {} if skip_reserved else {"skip_reserved": False}
-        self.pools.both(operation, self.layer, strided(slots, torch.int32), **arguments, **options, **self.given)
+        self.pools.both(operation, self.layer, self.placed(slots, dtype), **arguments, **options, **self.given)
         own = self.kept(slots, skip_reserved)
         for name, tensor in given.items():
             rule = self.rules.get(name)
@@ -899,9 +967,10 @@ class Layer:
             if rule is None:
                 memory.write_bytes(name, own, raw(tensor))
                 continue
-            values = bf16_values(bits(tensor.reshape(len(slots), -1)))
-            codes, scales = rule.stored(values.reshape(len(slots), -1, rule.values or values.shape[1]))
-            codes = codes.reshape(len(slots), -1)
+            values = by_slot(bf16_values(bits(tensor)))
+            block = rule.values or values.shape[1]
+            codes, scales = rule.stored(values.reshape(len(slots), values.shape[1] // block, block))
+            codes = by_slot(codes)
             memory.write_bytes(name, own, joined(codes) if rule.code == "e2m1" else codes)
             if rule.scale:
                 self.memory(rule.scale).write_bytes(rule.scale, own, scales)
@@ -911,14 +980,14 @@ class Layer:
         slots = self.slots(torch.int64)
         given = {name: self.any_bits(name, len(slots)) for name in self.fields}
         arguments = {called.get(name, name): tensor for name, tensor in given.items()}
-        self.pools.both(operation, self.layer, strided(slots), **arguments, skip_reserved=skip_reserved)
+        self.pools.both(operation, self.layer, self.placed(slots), **arguments, skip_reserved=skip_reserved)
         for name, tensor in given.items():
             self.memory(name).write_bytes(name, self.kept(slots, skip_reserved), raw(tensor))
         self.pools.check()
 
     def get(self, operation: str = "get_fields", names: Sequence[str] = ()) -> None:
         slots = self.slots(torch.int32)
-        found = self.pools.both(operation, self.layer, strided(slots, torch.int32))
+        found = self.pools.both(operation, self.asked, self.placed(slots, torch.int32))
         self.holds(found, names or self.fields, self.own(slots))
 
     def holds(self, found: tuple[torch.Tensor, ...], names: Sequence[str], own: Sequence[int]) -> None:
@@ -942,9 +1011,9 @@ class Layer:
             for token in range(max(length, 0)):
                 page = pages[token // size] if token // size < len(pages) else -1
                 own.append(page * size + token % size if 0 <= page < num_pages else -1)
-        arguments = strided(lengths, torch.int32), torch.from_numpy(table)
+        arguments = self.placed(lengths, torch.int32), torch.from_numpy(table)
         sums = {"seq_len_sum": len(own), "max_seq_len": max(lengths)} if self.pools.random.integers(2) else {}
-        found = self.pools.both(operation, self.layer, *arguments, **sums)
+        found = self.pools.both(operation, self.asked, *arguments, **sums)
         self.holds(found, names or self.fields, own)
 
     def load(
@@ -956,7 +1025,7 @@ class Layer:
         """Codes times their scales, rounded once; what is stored as it came as it is, but in another type."""
         slots = self.slots(torch.int64)
         for dtype in dtypes:
-            found = self.pools.both(operation, self.layer, strided(slots), dtype, **self.given)
+            found = self.pools.both(operation, self.asked, self.placed(slots), dtype, **self.given)
             for name, values in zip(names or self.values, found, strict=True):
                 shape = self.shape(name)
                 assert values.shape == (len(slots), *((1, *shape) if len(shape) == 1 else shape))
@@ -971,7 +1040,7 @@ class Layer:
         if rule is None and stored in ("e4m3", "e5m2", "e8m0"):
             return torch.from_numpy(data)
         if rule is None and (stored not in ("bf16", "f16", "f32") or TORCH[stored] == dtype):
-            return torch.from_numpy(data).view(TORCH[stored])
+            return words_of(data, TORCH[stored]).view(TORCH[stored])
         if rule is None:
             with np.errstate(invalid="ignore"):  # signalling NaN
                 values = {

@@ -48,6 +48,15 @@ def test_example_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not any((ROOT / path).exists() for path in [spec, f"specs/{spec}", *written])
 
 
+def test_every_layout_is_described() -> None:
+    _, _, rest = README.partition("\n## The shipped layouts\n")
+    section, _, _ = rest.partition("\n## ")
+    files = sorted((ROOT / "specs").glob("*.yaml"))
+    layouts = {path.name for path in files if "\nlayout: " in path.read_text()}
+    assert set(re.findall(r"`specs/(\w+\.yaml)`", section)) == layouts
+    assert set(re.findall(r"`(\w+\.yaml)`", section)) == {path.name for path in files} - layouts
+
+
 def test_example_numbers() -> None:
     """61 x 1152 + 31 x 132 bytes a token; 64 slots of each layer are reserved; the rest is what 40 GiB hold."""
     per_token = 61 * 1152 + 31 * 132

@@ -33,6 +33,11 @@ def joined(data: np.ndarray) -> np.ndarray:
     return data[..., ::2] | data[..., 1::2] << 4
 
 
+def by_slot(data: np.ndarray) -> np.ndarray:
+    """[slots, axes] as [slots, values], of no slots too."""
+    return data.reshape(len(data), int(np.prod(data.shape[1:])))
+
+
 def _pieces(shape: object, stride: object) -> list[tuple[int, int, int]]:
     """(low, extent, half bytes of a step) of the pieces of an axis, the innermost first."""
     extents, steps = (own if isinstance(own, tuple) else (own,) for own in (shape, stride))
@@ -106,12 +111,11 @@ class Memory:
 
     def read_bytes(self, name: str, slots: Sequence[int]) -> np.ndarray:
         """The bytes of a field, of which two values may share one: [slots, bytes]."""
-        return joined(self.read(name, slots).reshape(len(slots), -1))
+        return joined(by_slot(self.read(name, slots)))
 
     def write_bytes(self, name: str, slots: Sequence[int], values: np.ndarray) -> None:
         """Values of a field, of its size, [slots, elements]."""
-        data = np.ascontiguousarray(values).view(np.uint8).reshape(len(slots), -1)
-        self.write(name, slots, halves(data))
+        self.write(name, slots, halves(by_slot(np.ascontiguousarray(values).view(np.uint8))))
 
     def make_blank(self, page: int, init: Mapping[str, Any]) -> None:
         """What a page is in a new pool: zeros, gaps too, but for fields that begin as another value."""

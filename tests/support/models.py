@@ -31,15 +31,16 @@ def problem_lines(error: pytest.ExceptionInfo[ValueError]) -> list[str]:
     return str(error.value).split("\n")
 
 
-def run_whole(name: str, read: Callable[[str], bytes]) -> ModuleType:
-    """The whole module of the spec `<name>.yaml`, pool included, compiled in memory and run."""
+def run_whole(name: str, read: Callable[[str], bytes], change: Callable[[str], str] = str) -> ModuleType:
+    """The whole module of the spec `<name>.yaml`, pool included, compiled in memory, changed and run."""
     compiled = compile_spec(f"{name}.yaml", read)
     assert compiled.module is not None and not compiled.failed, compiled.problems
+    text = change(compiled.module.text)
     module = ModuleType(f"generated_in_memory_{name}")
     sys.modules[module.__name__] = module  # dataclasses and pickle look their module up by name
     file = f"<{module.__name__}>"
-    linecache.cache[file] = (0, None, compiled.module.text.splitlines(True), file)  # Triton reads its kernels there
-    exec(compile(compiled.module.text, file, "exec"), module.__dict__)
+    linecache.cache[file] = (0, None, text.splitlines(True), file)  # Triton reads its kernels there
+    exec(compile(text, file, "exec"), module.__dict__)
     return module
 
 

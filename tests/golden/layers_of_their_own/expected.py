@@ -98,6 +98,7 @@ class Space:
     page_size: int  # slots of a page
     slots_per_token: int | Fraction
     fixed_slots: int | Fraction = 0
+    holds_tokens: bool = False  # slots of tokens are mapped to these, though their number may not follow from that
     reserved_pages: int = 1
     root: str = ""  # the space whose slots are given for its own, where that is another
     rows: tuple[int, ...] = ()  # the slot here of each slot of a page of the root, or -1; () where they are the same
@@ -227,7 +228,14 @@ class LayersOfTheirOwnLayout:
                 tuple(offset % 4 if offset % 2 == 0 else -1 for offset in range(token_space.page_size)),
             )
             # spaces.window
-            window_space = Space("window", page_size=8, slots_per_token=_whole(ratio), fixed_slots=3, reserved_pages=2)
+            window_space = Space(
+                "window",
+                page_size=8,
+                slots_per_token=_whole(ratio),
+                fixed_slots=3,
+                holds_tokens=True,
+                reserved_pages=2,
+            )
 
             # formats.row
             def page_of_kv(layer: int) -> Page:
@@ -1266,7 +1274,7 @@ class LayersOfTheirOwnPool:
 
     def _default_roots(self, name: str) -> list[str]:
         """The space that one tensor of slots is for. ValueError where there is not one."""
-        token_roots = [space.numbering for space in self._spaces if space.slots_per_token]
+        token_roots = [space.numbering for space in self._spaces if space.slots_per_token or space.holds_tokens]
         roots = list(dict.fromkeys(token_roots)) or list(self._roots)
         if len(roots) > 1:
             raise ValueError(f"{name} must be a mapping by the names of spaces that number slots apart: {roots}")
