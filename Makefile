@@ -37,7 +37,8 @@ bench-build: .venv
 bench-gpu:
 	$(PYTHON) bench/gpu.py
 
-bench-cpu: .venv-peers
+bench-cpu: .venv .venv-peers
+	$(BIN)/python -W ignore bench/launch.py
 	MALLOC_TRIM_THRESHOLD_=68719476736 MALLOC_MMAP_THRESHOLD_=34359738368 .venv-peers/bin/python -W ignore bench/cpu.py
 
 .venv: .venv/installed

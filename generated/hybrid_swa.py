@@ -2000,11 +2000,14 @@ def _bf16_value(bits):
 def _e4m3_code(x, NATIVE: tl.constexpr):
     """e4m3 codes (uint8) of fp32: to nearest even, saturating at 448; NaN is 0x7F whatever its sign.
 
-    NATIVE: by the instruction of the device, which must have one; else in integers. The bytes are the same.
+    NATIVE: by the instruction of the device, 1 by NVIDIA's, 2 by AMD's; 0 in integers. The bytes are the same.
     """
-    if NATIVE:
+    if NATIVE == 2:  # which makes NaN of what is too large, and keeps the sign of NaN
         within = tl.minimum(tl.maximum(x, -448.0), 448.0)
         code = within.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+        code = tl.where(x == x, code, 0x7F)
+    elif NATIVE:
+        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         bits = x.to(tl.uint32, bitcast=True)
         size = bits & 0x7FFFFFFF
@@ -2016,8 +2019,8 @@ def _e4m3_code(x, NATIVE: tl.constexpr):
         half = (shift * 0 + 1) << (shift - 1)
         subnormal = (mantissa + half - 1 + ((mantissa >> shift) & 1)) >> shift
         code = tl.minimum(tl.where(size < 0x3C800000, subnormal, normal), 0x7E) | ((bits >> 24) & 0x80)
-        code = code.to(tl.uint8)
-    return tl.where(x == x, code, 0x7F)
+        code = tl.where(x == x, code.to(tl.uint8), 0x7F)
+    return code
 
 
 @triton.jit
@@ -2132,8 +2135,8 @@ def _quantised_k_mxfp8_atom(x, NATIVE: tl.constexpr):
     bits = (scale.to(tl.uint32, bitcast=True) + 0x7FFFFF) & 0x7F800000  # up to a power of two
     scale = bits.to(tl.float32, bitcast=True)
     scaled = x * tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0))[:, :, None]
+    scaled += tl.where(scale > 0, -0.0, 0.0)[:, :, None]  # in a block of zeros, -0 is 0
     code = _e4m3_code(scaled, NATIVE)
-    code = tl.where((scale[:, :, None] == 0) & (x == x), 0, code)
     return code, _e8m0_code(scale)
 
 
@@ -4237,8 +4240,9 @@ _GIVEN_SCALES = {
 }  # arguments of stores and loads, by format
 
 
-_TESTED_WITH = {"torch": ("2.13",), "triton": ("3.8", "3.9")}
-_CAN_RELAUNCH = triton.__version__.rpartition(".")[0] in _TESTED_WITH["triton"]  # others may launch in another way
+_TESTED_WITH = {"torch": [(2, 13)], "triton": [(3, 8), (3, 9)]}
+_TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
+_CAN_RELAUNCH = _TRITON in _TESTED_WITH["triton"]  # others may launch in another way
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 
@@ -4402,7 +4406,7 @@ class HybridSwaPool:
         target = self._target() if self._triton else None
         self._threads = target.warp_size if target else 0  # of a warp
         self._tokens = self._threads // 8 or 64  # of a program that copies; interpreted, many
-        self._native = target is not None and _casts_to_e4m3(target)
+        self._native = _cast_to_e4m3(target) if target else 0
         self._kernels: dict[str, _Kernel] = {}  # over all entries
         self._has_copied = False  # rows that do not lie at multiples of 16
         self._allocate = allocate
@@ -4524,7 +4528,7 @@ class HybridSwaPool:
         raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(buffer.layers)}")
 
     def warmup(self) -> None:
-        """Compile every kernel, for slots of either dtype and each `dst_dtype`, by runs on slots that it skips."""
+        """Compile every kernel, by runs on slots that it skips. These loops are all that kernels are compiled for."""
         if not self._triton:
             return
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
@@ -5211,9 +5215,11 @@ def _has_hooks() -> bool:
     return bool(triton.knobs.runtime.launch_enter_hook.calls or triton.knobs.runtime.launch_exit_hook.calls)
 
 
-def _casts_to_e4m3(target: Any) -> bool:
-    """Whether a target of Triton has an instruction that gives the bytes of `_e4m3_code`."""
-    return target.arch >= 89 if target.backend == "cuda" else target.arch.startswith("gfx95")
+def _cast_to_e4m3(target: Any) -> int:
+    """The instruction of a target of Triton by which `_e4m3_code` can go; 0 where it has none."""
+    if target.backend == "hip":
+        return 2 if target.arch.startswith("gfx95") else 0
+    return int(target.arch >= (89 if _TRITON >= (3, 9) else 90))  # Triton 3.8 rounds to f16 on the way on sm_89
 
 
 def _shape(page: Page, threads: int) -> tuple[int, int]:

@@ -452,7 +452,7 @@ def test_unreadable_file(argv: list[str], message: str) -> None:
         (
             ["chek"],
             "argument COMMAND: invalid choice: 'chek' "
-            "(choose from 'check', 'build', 'explain', 'budget', 'diff', 'specs', 'schema')",
+            "(choose from 'check', 'build', 'explain', 'budget', 'diff', 'profile', 'specs', 'schema')",
         ),
         (["check"], "the following arguments are required: SPEC"),
         (["check", "a.yaml", "--strict"], "unrecognized arguments: --strict"),

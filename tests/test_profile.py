@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -211,3 +212,35 @@ def test_text_and_a_config(tmp_path: Path) -> None:
     # K and V of 4 heads x 64 x 2 = 512 bytes: one token for 32 threads
     assert "  store_bf16_hnd: 1 token, 1 warp\n    slots int64, k int16, v int16\n" in done.stdout
     assert "; 2,056 bytes a token" not in done.stdout and "of 2,056 that must be" in done.stdout
+
+
+# The page
+
+
+PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_the_page() -> None:
+    """Its rows are those of the golden, and every kernel of the layout has one."""
+    found = json.loads((GOLDEN / "glm_dsa-sm_90.json").read_text(encoding="utf-8"))
+    rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| `\w+` \| \d", line)]
+    assert {row[0].strip("`") for row in rows} == {own["kernel"] for own in found.values()} - {"clear"}
+    for name, *shown in rows:
+        alike = [own for key, own in found.items() if own["kernel"] == name.strip("`") and "int32" not in chosen(key)]
+        own = min(alike, key=lambda own: ("uint8" in own["variant"], "float" in own["variant"].replace("bfloat", "")))
+        widths = [", ".join(f"{own[what][width]} x {width}" for width in own[what]) for what in ("loads", "stores")]
+        assert shown == [str(own["tokens"]), str(own["registers"]), str(own["spills"]), *widths], own["variant"]
+
+
+def chosen(key: str) -> str:
+    """The dtypes of slots and pages alone."""
+    return " ".join(part for part in key.split(", ") if re.search(r"slots|lengths|pages", part))
+
+
+def test_other_figures_of_the_page() -> None:
+    key = "store_mla_fp8_scaled: slots int64, latent int16, rope int16"
+    numbers = [json.loads((GOLDEN / f"glm_dsa-{target}.json").read_text())[key] for target in ("sm_80", "sm_90")]
+    old, new = (f"{own['instructions']:,}" for own in numbers)
+    assert f"the scaled fp8 store has {old} on sm_80 and {new} on sm_90" in PAGE
+    for target in TARGETS:
+        assert target in PAGE

@@ -677,8 +677,9 @@ def _clear_kernel(
                     tl.store(memory_ptr + page * SPANS[index].nbytes + byte, blank, mask=whole)
 
 
-_TESTED_WITH = {"torch": "2.13", "triton": "3.9"}
-_CAN_RELAUNCH = triton.__version__.startswith(f"{_TESTED_WITH['triton']}.")  # others may launch in another way
+_TESTED_WITH = {"torch": [(2, 13)], "triton": [(3, 8), (3, 9)]}
+_TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
+_CAN_RELAUNCH = _TRITON in _TESTED_WITH["triton"]  # others may launch in another way
 _STAGED_BYTES = 2**26  # that a copy to the host takes on the device at a time
 
 
@@ -919,7 +920,7 @@ class PiecesPool:
         raise LookupError(f"layer {layer_id} has no `{name}` here; the layers that have one are {list(buffer.layers)}")
 
     def warmup(self) -> None:
-        """Compile every kernel, for slots of either dtype and each `dst_dtype`, by runs on slots that it skips."""
+        """Compile every kernel, by runs on slots that it skips. These loops are all that kernels are compiled for."""
         if not self._triton:
             return
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
