@@ -43,7 +43,6 @@ from kvgen.source import MAX_BYTES
 if TYPE_CHECKING:
     from kvgen.compile import Compiled
     from kvgen.deployment import Deployment
-    from kvgen.side import Side
     from kvgen.spec import Parameter
 
 CODES = {
