@@ -234,7 +234,7 @@ class _Viewer:
             has_item_bytes=self.has_align
             or shown_rows(layout)
             or any(field.bits.known is None for page in layout.pages for field in page.fields),
-            item_bytes=item_bytes(),
+            item_bytes=item_bytes({field.dtype for page in layout.pages for field in page.fields}),
             has_init=self.has_init,
             has_split=self.has_split,
             has_align=self.has_align,
@@ -345,7 +345,7 @@ class _Viewer:
         ]
         if load_time_pages(self.layout) and not page.is_constant:
             numbers = [call("", Raw(quoted(name)), Raw(number_value(name))) for name in number_names(page)]
-            items.append(Keyword("numbers", tuple_of(numbers)))
+            items += [Keyword("numbers", tuple_of(numbers))] if numbers else []
         if self.has_split:
             items.append(Keyword("planes", exploded(tuple(self.plane_literals(page)))))
         return exploded(tuple(items), "Page(")
@@ -956,9 +956,10 @@ def held_layers(body: Code) -> str:
     return statement("held = ", layers, IN_FROM_CONFIG)
 
 
-def item_bytes() -> str:
-    """Bytes of an element of each dtype; what two e2m1 values share for those."""
-    items = tuple(Raw(f"{quoted(name)}: {max(1, bits // BYTE)}") for name, bits in sorted(DTYPES.items()))
+def item_bytes(dtypes: set[str]) -> str:
+    """Bytes of an element of these dtypes, of every one where load time decides; for e2m1 what two values share."""
+    names = dtypes if dtypes <= DTYPES.keys() else DTYPES
+    items = tuple(Raw(f"{quoted(name)}: {max(1, DTYPES[name] // BYTE)}") for name in sorted(names))
     return statement("ITEM_BYTES = ", Group("{", items, "}"), 0)
 
 
