@@ -1301,7 +1301,7 @@ class GqaLayout:
             first_window = max_window_layers if max_window_layers is not None else 0
             read.require(
                 num_kv_shared_layers == 0 and (cla_share_factor == 1 or not use_cla),
-                "layers share keys and values, as in shared_kv",
+                "num_kv_shared_layers or cla_share_factor: layers share keys and values, which shared_kv has",
             )
             read.require(layer_types is None or len(layer_types) >= num_layers, "layer_types is shorter than the model")
             read.require(

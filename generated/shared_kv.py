@@ -1304,7 +1304,7 @@ class SharedKvLayout:
             )
             read.require(
                 num_kv_shared_layers is None or num_kv_shared_layers < num_layers,
-                "every layer shares and none owns",
+                "num_kv_shared_layers: every layer shares and none owns",
             )
             read.require(cla_share_factor is None or use_cla, "use_cla: none shares, as in gqa")
             read.require(layer_types is None or len(layer_types) >= num_layers, "layer_types is shorter than the model")
