@@ -1402,52 +1402,28 @@ class SharedKvLayout:
                 )
 
             # formats.kv_rows
-            def kv_rows_page(layer: int) -> Page:
+            def kv_rows_page(layer: int, slots: int) -> Page:
                 if kv_format == "bf16" and kv_order == "nhd":
-                    return bf16_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return bf16_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "bf16" and kv_order == "hnd":
-                    return bf16_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return bf16_hnd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "fp8" and kv_order == "nhd":
-                    return fp8_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return fp8_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "fp8" and kv_order == "hnd":
-                    return fp8_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return fp8_hnd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "int8" and kv_order == "nhd":
-                    return int8_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return int8_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "int8" and kv_order == "hnd":
-                    return int8_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return int8_hnd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "mxfp8" and kv_order == "nhd" and page_size == 128:
-                    return mxfp8_atom_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return mxfp8_atom_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "mxfp8" and kv_order == "nhd":
-                    return mxfp8_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return mxfp8_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "nvfp4" and kv_order == "nhd":
-                    return nvfp4_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return nvfp4_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "nvfp4" and kv_order == "hnd":
-                    return nvfp4_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                return nvfp4_swizzled_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-
-            # formats.kv_rows
-            def page_of_kv_swa(layer: int) -> Page:
-                if kv_format == "bf16" and kv_order == "nhd":
-                    return bf16_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "bf16" and kv_order == "hnd":
-                    return bf16_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "fp8" and kv_order == "nhd":
-                    return fp8_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "fp8" and kv_order == "hnd":
-                    return fp8_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "int8" and kv_order == "nhd":
-                    return int8_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "int8" and kv_order == "hnd":
-                    return int8_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "mxfp8" and kv_order == "nhd" and page_size == 128:
-                    return mxfp8_atom_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "mxfp8" and kv_order == "nhd":
-                    return mxfp8_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "nvfp4" and kv_order == "nhd":
-                    return nvfp4_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "nvfp4" and kv_order == "hnd":
-                    return nvfp4_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                return nvfp4_swizzled_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return nvfp4_hnd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
+                return nvfp4_swizzled_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
 
             return cls(
                 kv_format=kv_format,
@@ -1469,7 +1445,7 @@ class SharedKvLayout:
                         token_space,
                         tuple(layer for layer in held if layer in owns and layer not in windowed),
                         tuple(
-                            kv_rows_page(layer).divided(split_kv)
+                            kv_rows_page(layer, token_space.page_size).divided(split_kv)
                             for layer in held
                             if layer in owns and layer not in windowed
                         ),
@@ -1480,7 +1456,7 @@ class SharedKvLayout:
                         swa_space,
                         tuple(layer for layer in held if layer in owns and layer in windowed),
                         tuple(
-                            page_of_kv_swa(layer).divided(split_kv)
+                            kv_rows_page(layer, swa_space.page_size).divided(split_kv)
                             for layer in held
                             if layer in owns and layer in windowed
                         ),
