@@ -79,11 +79,12 @@ nvfp4_nhd: a page is slots * heads * (v_head_dim // 16) + v_scale_offset bytes
   v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
   v_scale_offset = slots * heads * (v_head_dim // 2) + v_offset
   at 0, a record of (head_dim // 2) * heads bytes for each slot
-      at 0, (head_dim // 2) * heads bytes  k  e2m1[heads, head_dim]  scaled by k_scale
+      at 0, (head_dim // 2) * heads bytes  k  e2m1[heads, head_dim]  scaled by k_scale, outer given
   at slots * (head_dim // 2) * heads, a record of (head_dim // 16) * heads bytes for each slot
       at 0, (head_dim // 16) * heads bytes  k_scale  e4m3[heads, head_dim // 16]
   at v_offset, a record of heads * (v_head_dim // 2) bytes for each slot
-      at 0, heads * (v_head_dim // 2) bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale
+      at 0, heads * (v_head_dim // 2) bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale, outer
+          given
   at v_scale_offset, a record of heads * (v_head_dim // 16) bytes for each slot
       at 0, heads * (v_head_dim // 16) bytes  v_scale  e4m3[heads, v_head_dim // 16]
 
@@ -91,11 +92,11 @@ nvfp4_hnd: a page is slots * heads * (v_head_dim // 16) + v_scale_offset bytes
   v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
   v_scale_offset = slots * heads * (v_head_dim // 2) + v_offset
   at 0, a record of head_dim // 2 bytes for each heads, slot
-      at 0, head_dim // 2 bytes  k  e2m1[heads, head_dim]  scaled by k_scale
+      at 0, head_dim // 2 bytes  k  e2m1[heads, head_dim]  scaled by k_scale, outer given
   at slots * (head_dim // 2) * heads, a record of head_dim // 16 bytes for each heads, slot
       at 0, head_dim // 16 bytes  k_scale  e4m3[heads, head_dim // 16]
   at v_offset, a record of v_head_dim // 2 bytes for each heads, slot
-      at 0, v_head_dim // 2 bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale
+      at 0, v_head_dim // 2 bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale, outer given
   at v_scale_offset, a record of v_head_dim // 16 bytes for each heads, slot
       at 0, v_head_dim // 16 bytes  v_scale  e4m3[heads, v_head_dim // 16]
 
@@ -103,12 +104,12 @@ nvfp4_swizzled: a page is 4 * heads * (slots // 4) * (v_head_dim // 16) + v_scal
   v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
   v_scale_offset = slots * heads * (v_head_dim // 2) + v_offset
   at 0, a record of head_dim // 2 bytes for each heads, slot
-      at 0, head_dim // 2 bytes  k  e2m1[heads, head_dim]  scaled by k_scale
+      at 0, head_dim // 2 bytes  k  e2m1[heads, head_dim]  scaled by k_scale, outer given
   at slots * (head_dim // 2) * heads, a record of head_dim // 16 bytes for each heads, slot
       at 0, head_dim // 16 bytes  k_scale  e4m3[heads, head_dim // 16]
   at v_offset, a record of v_head_dim // 2 bytes for each heads, slot
-      at 0, v_head_dim // 2 bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale
-  at v_scale_offset, a record of 1 bytes for each heads, slot//4, v_head_dim//16, slot%4
+      at 0, v_head_dim // 2 bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale, outer given
+  at v_scale_offset, a record of 1 byte for each heads, slot//4, v_head_dim//16, slot%4
       0  v_scale  e4m3[heads, v_head_dim // 16]
 """
 
@@ -1313,7 +1314,7 @@ class GqaLayout:
             first_window = max_window_layers if max_window_layers is not None else 0
             read.require(
                 num_kv_shared_layers == 0 and (cla_share_factor == 1 or not use_cla),
-                "layers share keys and values, as in shared_kv",
+                "num_kv_shared_layers or cla_share_factor: layers share keys and values, which shared_kv has",
             )
             read.require(layer_types is None or len(layer_types) >= num_layers, "layer_types is shorter than the model")
             read.require(

@@ -79,11 +79,12 @@ nvfp4_nhd: a page is slots * heads * (v_head_dim // 16) + v_scale_offset bytes
   v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
   v_scale_offset = slots * heads * (v_head_dim // 2) + v_offset
   at 0, a record of (head_dim // 2) * heads bytes for each slot
-      at 0, (head_dim // 2) * heads bytes  k  e2m1[heads, head_dim]  scaled by k_scale
+      at 0, (head_dim // 2) * heads bytes  k  e2m1[heads, head_dim]  scaled by k_scale, outer given
   at slots * (head_dim // 2) * heads, a record of (head_dim // 16) * heads bytes for each slot
       at 0, (head_dim // 16) * heads bytes  k_scale  e4m3[heads, head_dim // 16]
   at v_offset, a record of heads * (v_head_dim // 2) bytes for each slot
-      at 0, heads * (v_head_dim // 2) bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale
+      at 0, heads * (v_head_dim // 2) bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale, outer
+          given
   at v_scale_offset, a record of heads * (v_head_dim // 16) bytes for each slot
       at 0, heads * (v_head_dim // 16) bytes  v_scale  e4m3[heads, v_head_dim // 16]
 
@@ -91,11 +92,11 @@ nvfp4_hnd: a page is slots * heads * (v_head_dim // 16) + v_scale_offset bytes
   v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
   v_scale_offset = slots * heads * (v_head_dim // 2) + v_offset
   at 0, a record of head_dim // 2 bytes for each heads, slot
-      at 0, head_dim // 2 bytes  k  e2m1[heads, head_dim]  scaled by k_scale
+      at 0, head_dim // 2 bytes  k  e2m1[heads, head_dim]  scaled by k_scale, outer given
   at slots * (head_dim // 2) * heads, a record of head_dim // 16 bytes for each heads, slot
       at 0, head_dim // 16 bytes  k_scale  e4m3[heads, head_dim // 16]
   at v_offset, a record of v_head_dim // 2 bytes for each heads, slot
-      at 0, v_head_dim // 2 bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale
+      at 0, v_head_dim // 2 bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale, outer given
   at v_scale_offset, a record of v_head_dim // 16 bytes for each heads, slot
       at 0, v_head_dim // 16 bytes  v_scale  e4m3[heads, v_head_dim // 16]
 
@@ -103,12 +104,12 @@ nvfp4_swizzled: a page is 4 * heads * (slots // 4) * (v_head_dim // 16) + v_scal
   v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
   v_scale_offset = slots * heads * (v_head_dim // 2) + v_offset
   at 0, a record of head_dim // 2 bytes for each heads, slot
-      at 0, head_dim // 2 bytes  k  e2m1[heads, head_dim]  scaled by k_scale
+      at 0, head_dim // 2 bytes  k  e2m1[heads, head_dim]  scaled by k_scale, outer given
   at slots * (head_dim // 2) * heads, a record of head_dim // 16 bytes for each heads, slot
       at 0, head_dim // 16 bytes  k_scale  e4m3[heads, head_dim // 16]
   at v_offset, a record of v_head_dim // 2 bytes for each heads, slot
-      at 0, v_head_dim // 2 bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale
-  at v_scale_offset, a record of 1 bytes for each heads, slot//4, v_head_dim//16, slot%4
+      at 0, v_head_dim // 2 bytes  v  e2m1[heads, v_head_dim]  scaled by v_scale, outer given
+  at v_scale_offset, a record of 1 byte for each heads, slot//4, v_head_dim//16, slot%4
       0  v_scale  e4m3[heads, v_head_dim // 16]
 """
 
@@ -1466,52 +1467,28 @@ class HybridSwaLayout:
                 )
 
             # formats.kv_rows
-            def kv_rows_page(layer: int) -> Page:
+            def kv_rows_page(layer: int, slots: int) -> Page:
                 if kv_format == "bf16" and kv_order == "nhd":
-                    return bf16_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return bf16_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "bf16" and kv_order == "hnd":
-                    return bf16_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return bf16_hnd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "fp8" and kv_order == "nhd":
-                    return fp8_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return fp8_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "fp8" and kv_order == "hnd":
-                    return fp8_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return fp8_hnd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "int8" and kv_order == "nhd":
-                    return int8_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return int8_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "int8" and kv_order == "hnd":
-                    return int8_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return int8_hnd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "mxfp8" and kv_order == "nhd" and page_size == 128:
-                    return mxfp8_atom_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return mxfp8_atom_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "mxfp8" and kv_order == "nhd":
-                    return mxfp8_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return mxfp8_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "nvfp4" and kv_order == "nhd":
-                    return nvfp4_nhd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return nvfp4_nhd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
                 if kv_format == "nvfp4" and kv_order == "hnd":
-                    return nvfp4_hnd_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                return nvfp4_swizzled_page(token_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-
-            # formats.kv_rows
-            def page_of_kv_swa(layer: int) -> Page:
-                if kv_format == "bf16" and kv_order == "nhd":
-                    return bf16_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "bf16" and kv_order == "hnd":
-                    return bf16_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "fp8" and kv_order == "nhd":
-                    return fp8_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "fp8" and kv_order == "hnd":
-                    return fp8_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "int8" and kv_order == "nhd":
-                    return int8_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "int8" and kv_order == "hnd":
-                    return int8_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "mxfp8" and kv_order == "nhd" and page_size == 128:
-                    return mxfp8_atom_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "mxfp8" and kv_order == "nhd":
-                    return mxfp8_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "nvfp4" and kv_order == "nhd":
-                    return nvfp4_nhd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                if kv_format == "nvfp4" and kv_order == "hnd":
-                    return nvfp4_hnd_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
-                return nvfp4_swizzled_page(swa_space.page_size, heads(layer), head_dim(layer), v_head_dim(layer))
+                    return nvfp4_hnd_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
+                return nvfp4_swizzled_page(slots, heads(layer), head_dim(layer), v_head_dim(layer))
 
             return cls(
                 kv_format=kv_format,
@@ -1532,13 +1509,21 @@ class HybridSwaLayout:
                         "kv_full",
                         token_space,
                         tuple(layer for layer in held if layer not in windowed),
-                        tuple(kv_rows_page(layer).divided(split_kv) for layer in held if layer not in windowed),
+                        tuple(
+                            kv_rows_page(layer, token_space.page_size).divided(split_kv)
+                            for layer in held
+                            if layer not in windowed
+                        ),
                     ),
                     Buffer(
                         "kv_swa",
                         swa_space,
                         tuple(layer for layer in held if layer in windowed),
-                        tuple(page_of_kv_swa(layer).divided(split_kv) for layer in held if layer in windowed),
+                        tuple(
+                            kv_rows_page(layer, swa_space.page_size).divided(split_kv)
+                            for layer in held
+                            if layer in windowed
+                        ),
                     ),
                 ),
                 config_items=tuple(read.used.items()),

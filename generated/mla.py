@@ -21,7 +21,7 @@ mla_fp8_raw: a page is 576 * slots bytes
 
 mla_nvfp4: a page is 432 * slots bytes
   at 0, a record of 432 bytes for each slot
-        0..255  latent        e2m1[512]  scaled by latent_scale
+        0..255  latent        e2m1[512]  scaled by latent_scale, outer given
       256..287  latent_scale  e4m3[32]
       304..431  rope          bf16[64]
 """
@@ -41,19 +41,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "e94b1a68ac7109ac"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
-ITEM_BYTES = {
-    "bf16": 2,
-    "e2m1": 1,
-    "e4m3": 1,
-    "e5m2": 1,
-    "e8m0": 1,
-    "f16": 2,
-    "f32": 4,
-    "i32": 4,
-    "i64": 8,
-    "i8": 1,
-    "u8": 1,
-}
+ITEM_BYTES = {"bf16": 2, "e2m1": 1, "e4m3": 1, "f32": 4}
 
 
 @dataclass(frozen=True)
@@ -142,7 +130,6 @@ def mla_bf16_page(slots: int) -> Page:
             Field("rope", "bf16", offset=1024, shape=(slots, 64), stride=(1152, 2)),
         ),
         records=(Record(("latent", "rope"), offset=0, nbytes=1152, slot_stride=1152),),
-        numbers=(),
     )
 
 
@@ -165,7 +152,6 @@ def mla_fp8_scaled_page(slots: int) -> Page:
             Field("rope", "bf16", offset=528, shape=(slots, 64), stride=(656, 2)),
         ),
         records=(Record(("latent", "latent_scale", "rope"), offset=0, nbytes=656, slot_stride=656),),
-        numbers=(),
     )
 
 
@@ -180,7 +166,6 @@ def mla_fp8_raw_page(slots: int) -> Page:
             Field("rope", "e4m3", offset=512, shape=(slots, 64), stride=(576, 1), rounding="saturating cast"),
         ),
         records=(Record(("latent", "rope"), offset=0, nbytes=576, slot_stride=576),),
-        numbers=(),
     )
 
 
@@ -206,7 +191,6 @@ def mla_nvfp4_page(slots: int) -> Page:
             Record(("latent", "latent_scale"), offset=0, nbytes=288, slot_stride=432),
             Record(("rope",), offset=304, nbytes=128, slot_stride=432),
         ),
-        numbers=(),
     )
 
 

@@ -32,7 +32,8 @@ def _lines(page: Page) -> Iterator[str]:
 
 def _plane_lines(plane: PlaneLayout) -> Iterator[str]:
     steps = ", ".join(plane.each_names)
-    yield f"  at {_bytes(plane.offset)}, a record of {_bytes(plane.record_bits)} bytes for each {steps}"
+    unit = "byte" if plane.record_bits == Size.of(BYTE) else "bytes"
+    yield f"  at {_bytes(plane.offset)}, a record of {_bytes(plane.record_bits)} {unit} for each {steps}"
     rows = [(_range(field), field.name, _type(field), _note(field)) for field in plane.fields]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for place, name, kind, note in rows:
@@ -58,7 +59,8 @@ def _note(field: FieldLayout) -> str:
     if field.quant is None:
         return ""
     scale = field.quant.scale
-    return {"none": "saturating cast", "given": "scale given"}.get(scale, f"scaled by {scale}")
+    own = f"scaled by {scale}{', outer given' if field.quant.outer else ''}"
+    return {"none": "saturating cast", "given": "scale given"}.get(scale, own)
 
 
 def _bytes(bits: Size) -> str:

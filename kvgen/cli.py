@@ -45,7 +45,6 @@ from kvgen.targets import TARGETS
 if TYPE_CHECKING:
     from kvgen.compile import Compiled
     from kvgen.deployment import Deployment
-    from kvgen.side import Side
     from kvgen.spec import Parameter
 
 CODES = {

@@ -12,14 +12,14 @@ from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
-from kvgen.budget import buffer_as_json, plain, shown
+from kvgen.budget import buffer_as_json, plain, readers_text, shown
 from kvgen.budget_text import in_units
 from kvgen.evaluate import is_split, memory_of, pages_of
 from kvgen.explain import field_text, space_text, statements
 from kvgen.layout import Layout
 from kvgen.text import WIDTH, ending, runs, wrap
 
-FACTS = ("space", "memory", "format", "slot_bytes", "page_bytes", "bytes_per_token")  # of a buffer
+FACTS = ("readers", "space", "memory", "format", "slot_bytes", "page_bytes", "bytes_per_token")  # of a buffer
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,10 @@ def _compare_buffers(name: str, left: Any, right: Any) -> BufferDifference:
 
 
 def _buffer_facts(layout: Any, buffer: Any, facts: tuple[str, ...]) -> dict[str, object]:
-    owned = buffer_as_json(layout, buffer) if buffer is not None and buffer.layers else {}
-    return {name: value for name, value in owned.items() if name in facts}
+    if buffer is None or not buffer.layers:
+        return {}
+    owned = {**buffer_as_json(layout, buffer), "readers": readers_text(buffer) or None}
+    return {name: owned[name] for name in facts}
 
 
 def _compare_pages(a: Any, b: Any) -> Iterator[PageDifference]:

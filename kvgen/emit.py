@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -138,7 +138,7 @@ class _Viewer:
         self.used: set[str] = set()
         self.printer = Printer(layout, self.used)
         self.spaces = {space.name: space for space in layout.spaces}
-        self.page_locals: dict[tuple[str, str], str] = {}
+        self.page_locals: dict[tuple[str, str], str] = {}  # by format and slots: what gives the page
         roots = [case.use for space in layout.spaces for case in space.cases if isinstance(case.use, RootSpace)]
         self.has_requests = any(root.per_request.known != 0 for root in roots)
         self.has_fixed = any(root.fixed.known != 0 for root in roots)
@@ -235,7 +235,7 @@ class _Viewer:
             or shown_rows(layout)
             or copied_fields(layout)
             or any(field.bits.known is None for page in layout.pages for field in page.fields),
-            item_bytes=item_bytes(),
+            item_bytes=item_bytes({field.dtype for page in layout.pages for field in page.fields}),
             has_init=self.has_init,
             has_split=self.has_split,
             has_align=self.has_align,
@@ -348,7 +348,7 @@ class _Viewer:
         ]
         if load_time_pages(self.layout) and not page.is_constant:
             numbers = [call("", Raw(quoted(name)), Raw(number_value(name))) for name in number_names(page)]
-            items.append(Keyword("numbers", tuple_of(numbers)))
+            items += [Keyword("numbers", tuple_of(numbers))] if numbers else []
         if self.has_split:
             items.append(Keyword("planes", exploded(tuple(self.plane_literals(page)))))
         return exploded(tuple(items), "Page(")
@@ -813,23 +813,38 @@ class _Viewer:
             key = (buffer.choice, flat(slots))
             if key in self.page_locals or (len(buffer.pages) == 1 and buffer.pages[0].use.is_constant):
                 continue
-            local = f"{buffer.choice}_page" if len(buffer.pages) > 1 else f"page_of_{buffer.name}"
+            counts = self.slots_of_alike(buffer)
+            if len(buffer.pages) > 1:
+                local = f"{buffer.choice}_page"
+            else:
+                local = f"{buffer.choice}_page_of" if len(counts) > 1 else f"page_of_{buffer.name}"
             if local in taken:
                 local = f"page_of_{buffer.name}"
             taken.add(local)
-            self.page_locals[key] = local
-            origin = f"formats.{buffer.choice}"
-
-            def code(page: Page, slots: Code = slots) -> Code:
-                return self.printer.page_call(page, slots)
-
             if buffer.varies:
-                margin = " " * IN_FROM_CONFIG
-                body = self.returns(buffer.pages, code, IN_FROM_CONFIG + STEP, buffer.choice)
-                text = f"{margin}def {local}(layer: int) -> Page:\n{body}\n"
-                yield BlockView(origin=origin, text=text, is_function=True)
+                text = self.page_function(buffer, local, counts)
             else:
-                yield BlockView(origin=origin, text=self.branches(local, buffer.pages, code, buffer.choice))
+                self.page_locals[key] = local
+                code = partial(self.printer.page_call, slots=slots)
+                text = self.branches(local, buffer.pages, code, buffer.choice)
+            yield BlockView(origin=f"formats.{buffer.choice}", text=text, is_function=buffer.varies)
+
+    def slots_of_alike(self, buffer: BufferLayout) -> list[str]:
+        """Slots per page of a buffer; where its layers differ, also of those that one function of pages serves."""
+        found = [buffer]
+        if buffer.varies:
+            found += [own for own in self.layout.buffers if (own.choice, own.pages) == (buffer.choice, buffer.pages)]
+        return list(dict.fromkeys(flat(self.page_slots(own)) for own in found))
+
+    def page_function(self, buffer: BufferLayout, local: str, counts: list[str]) -> str:
+        """A function for the page of each layer, and of each number of slots where there are several."""
+        is_one = len(counts) == 1
+        for count in counts:
+            self.page_locals[buffer.choice, count] = f"{local}(layer)" if is_one else f"{local}(layer, {count})"
+        code = partial(self.printer.page_call, slots=self.page_slots(buffer) if is_one else Raw("slots"))
+        body = self.returns(buffer.pages, code, IN_FROM_CONFIG + STEP, buffer.choice)
+        parameters = "layer: int" if is_one else "layer: int, slots: int"
+        return f"{' ' * IN_FROM_CONFIG}def {local}({parameters}) -> Page:\n{body}\n"
 
     def buffer_checks(self) -> Iterator[str]:
         for buffer in self.layout.buffers:
@@ -842,13 +857,12 @@ class _Viewer:
     def buffer(self, buffer: BufferLayout) -> Code:
         items: list[Code] = [Raw(quoted(buffer.name)), Raw(f"{buffer.space}_space"), self.owners(buffer)]
         key = (buffer.choice, flat(self.page_slots(buffer)))
-        local = self.page_locals.get(key)
+        own = self.page_code(buffer, self.page_locals.get(key))
         if self.varying:
-            own = Raw(f"{local}(layer)") if buffer.varies else self.page_code(buffer, local)
             condition = self.layer_condition(buffer)
             items.append(Each("tuple(", self.adjusted(buffer, own), "for layer in held", condition, ")"))
         else:
-            items.append(self.adjusted(buffer, self.page_code(buffer, local)))
+            items.append(self.adjusted(buffer, own))
         if self.has_block:
             items.append(Keyword("page_slots", self.page_slots(buffer)))
         if buffer.memory == "host":
@@ -959,9 +973,10 @@ def held_layers(body: Code) -> str:
     return statement("held = ", layers, IN_FROM_CONFIG)
 
 
-def item_bytes() -> str:
-    """Bytes of an element of each dtype; what two e2m1 values share for those."""
-    items = tuple(Raw(f"{quoted(name)}: {max(1, bits // BYTE)}") for name, bits in sorted(DTYPES.items()))
+def item_bytes(dtypes: set[str]) -> str:
+    """Bytes of an element of these dtypes, of every one where load time decides; for e2m1 what two values share."""
+    names = dtypes if dtypes <= DTYPES.keys() else DTYPES
+    items = tuple(Raw(f"{quoted(name)}: {max(1, DTYPES[name] // BYTE)}") for name in sorted(names))
     return statement("ITEM_BYTES = ", Group("{", items, "}"), 0)
 
 

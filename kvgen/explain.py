@@ -79,7 +79,8 @@ def statements(layout: Layout) -> dict[str, str]:
         where = f"in {buffer.space}{', in host memory' if buffer.memory == 'host' else ''}"
         limits = (("block", buffer.block), ("align", buffer.align), ("split", buffer.split))
         extra = "".join(f", {name} {show(value)}" for name, value in limits if value is not None)
-        found[buffer.origin] = f"{pages}, {where}, layers {show(buffer.layers)}{extra}"
+        readers = "" if buffer.readers is None else f", readers {show(buffer.readers)}"
+        found[buffer.origin] = f"{pages}, {where}, layers {show(buffer.layers)}{readers}{extra}"
     return found
 
 

@@ -20,6 +20,7 @@ from generated import gqa, hybrid_swa, shared_kv
 
 GIB = 2**30
 KINDS = {"s": "sliding_attention", "f": "full_attention"}
+SHARED = "num_kv_shared_layers or cla_share_factor: layers share keys and values, which shared_kv has"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -297,9 +298,7 @@ def test_50_layers_that_would_share_and_do_not(use_cla: bool, module: ModuleType
     config = heads(32, cla_share_factor=2, use_cla=use_cla)
     assert cell(module, config) == bytes_per_token
     (other,) = {gqa, shared_kv} - {module}
-    assert refusal(other, config) == [
-        "layers share keys and values, as in shared_kv" if use_cla else "use_cla: none shares, as in gqa"
-    ]
+    assert refusal(other, config) == [SHARED if use_cla else "use_cla: none shares, as in gqa"]
 
 
 def test_52_heads_and_widths_of_both_kinds() -> None:
@@ -606,8 +605,8 @@ def test_107_no_shared_layers_are_no_owners_less_as_shipped() -> None:
 def test_108_a_model_where_all_share_is_refused(shared: int) -> None:
     """vllm 48365: nothing is before the first layer, and no layer is -1."""
     config = heads(30, num_kv_shared_layers=shared)
-    assert refusal(shared_kv, config) == ["every layer shares and none owns"]
-    assert refusal(gqa, config) == ["layers share keys and values, as in shared_kv"]
+    assert refusal(shared_kv, config) == ["num_kv_shared_layers: every layer shares and none owns"]
+    assert refusal(gqa, config) == [SHARED]
 
 
 @pytest.mark.parametrize(("layers", "pattern", "full"), [(64, "LLLG", 16), (64, 4, 16), (6, "LLLG", 1), (6, "G", 6)])

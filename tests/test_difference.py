@@ -273,6 +273,7 @@ STATEMENTS = [
     ("[[k, s, c]]", "[[k, c, s]]", {"formats.row of 16 slots: s", "formats.row of 16 slots: c"}),
     ("{align: 128}", "{align: 512}", {"formats.other of 16 slots", "formats.other of 16 slots: c"}),
     ("layers: even or draft", "layers: even", {"buffers.kv"}),
+    ("layers: even or draft", "layers: even or draft, readers: all", {"buffers.kv"}),
     ("layers: even or draft", "layers: even or draft, align: 256", {"buffers.kv"}),
     ("layers: even or draft", "layers: even or draft, memory: host", {"buffers.kv"}),
     ("layers: even or draft", "layers: even or draft, split: order == 'hnd'", {"buffers.kv"}),
@@ -337,6 +338,31 @@ def test_pages_that_differ_by_layer() -> None:
     [kv] = document["buffers"]
     assert facts(kv["facts"])["page_bytes"] == ([5, 6, 6], [5, 7, 7])
     assert [(page["layers"], facts(page["fields"])["page_bytes"]) for page in kv["pages"]] == [([1, 2], (6, 7))]
+
+
+def test_layers_that_read_others() -> None:
+    """Of 4 layers 0 and 2 own rows; that 1 and 3 read them costs nothing, and is told."""
+    readers = changed("even or draft}", "even or draft, readers: all}")
+    done = diff("small.yaml,config=c.json", f"{readers},config=c.json")
+    assert (done.status, done.err) == (1, "")
+    assert done.out.split("\n", 2)[2] == (
+        "\n"
+        "  bytes per token    144      144\n"
+        "  fixed bytes      2,304    2,304\n"
+        "  granule             16       16\n"
+        "\n"
+        "kv\n"
+        "  both have it in 2 layers: 0, 2\n"
+        "  readers: nothing -> 1 reads 0; 3 reads 2\n"
+        "  pages are interchangeable: their bytes mean the same\n"
+        "\n"
+        "spec\n"
+        "  buffers.kv:\n"
+        "    A: row of 16 slots when order == 'nhd'; other of 16 slots otherwise, in token, layers even or\n"
+        "       draft\n"
+        "    B: row of 16 slots when order == 'nhd'; other of 16 slots otherwise, in token, layers even or\n"
+        "       draft, readers all\n"
+    )
 
 
 def test_standard_input_on_both_sides() -> None:

@@ -5,7 +5,7 @@ Two e2m1 values to a byte, and scales in another order than their blocks.
 
 row: a page of 4 slots is 288 bytes
   at 0, a record of 72 bytes for each slot
-       0..63  latent        e2m1[128]  scaled by latent_scale
+       0..63  latent        e2m1[128]  scaled by latent_scale, outer given
       64..71  latent_scale  e4m3[8]
 """
 

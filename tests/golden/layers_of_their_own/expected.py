@@ -238,20 +238,8 @@ class LayersOfTheirOwnLayout:
             )
 
             # formats.row
-            def page_of_kv(layer: int) -> Page:
-                return row_page(32, heads(layer))
-
-            # formats.row
-            def page_of_kv_ring(layer: int) -> Page:
-                return row_page(4, heads(layer))
-
-            # formats.row
-            def page_of_kv_window(layer: int) -> Page:
-                return row_page(8, heads(layer))
-
-            # formats.row
-            def page_of_kv_host(layer: int) -> Page:
-                return row_page(64, heads(layer))
+            def row_page_of(layer: int, slots: int) -> Page:
+                return row_page(slots, heads(layer))
 
             return cls(
                 ratio=ratio,
@@ -261,24 +249,24 @@ class LayersOfTheirOwnLayout:
                 held=tuple(held),
                 spaces=(token_space, half_space, ring_space, window_space),
                 buffers=(
-                    Buffer("kv", half_space, tuple(held), tuple(page_of_kv(layer) for layer in held)),
+                    Buffer("kv", half_space, tuple(held), tuple(row_page_of(layer, 32) for layer in held)),
                     Buffer(
                         "kv_ring",
                         ring_space,
                         tuple(layer for layer in held if layer == 0),
-                        tuple(page_of_kv_ring(layer) for layer in held if layer == 0),
+                        tuple(row_page_of(layer, 4) for layer in held if layer == 0),
                     ),
                     Buffer(
                         "kv_window",
                         window_space,
                         tuple(layer for layer in held if layer > 0),
-                        tuple(page_of_kv_window(layer) for layer in held if layer > 0),
+                        tuple(row_page_of(layer, 8) for layer in held if layer > 0),
                     ),
                     Buffer(
                         "kv_host",
                         token_space,
                         tuple(held),
-                        tuple(page_of_kv_host(layer) for layer in held),
+                        tuple(row_page_of(layer, 64) for layer in held),
                         memory="host",
                     ),
                 ),

@@ -4,7 +4,7 @@
 Keys in tiles of 4 slots x 8 values, and scales of a page as 4 x 2.
 
 tiles: a page of 8 slots is 288 bytes
-  at 0, a record of 1 bytes for each slot//4, dim//8, slot%4, dim%8
+  at 0, a record of 1 byte for each slot//4, dim//8, slot%4, dim%8
       0  key  u8[32]
   at 256, a record of 4 bytes for each slot%4, slot//4
       0..3  key_scale  f32[1]
