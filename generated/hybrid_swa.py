@@ -129,19 +129,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "7b29eb6eb80bdeee"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
-ITEM_BYTES = {
-    "bf16": 2,
-    "e2m1": 1,
-    "e4m3": 1,
-    "e5m2": 1,
-    "e8m0": 1,
-    "f16": 2,
-    "f32": 4,
-    "i32": 4,
-    "i64": 8,
-    "i8": 1,
-    "u8": 1,
-}
+ITEM_BYTES = {"bf16": 2, "e2m1": 1, "e4m3": 1, "e8m0": 1, "f32": 4, "i8": 1}
 
 
 @dataclass(frozen=True)
