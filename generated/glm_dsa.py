@@ -2456,13 +2456,14 @@ def _cast_to_e4m3(target: Any) -> int:
 def _shape(page: Page, threads: int) -> tuple[int, int]:
     """Tokens of a program, and its warps of so many threads.
 
-    A thread has 16 bytes of every field of values, so that accesses are as wide; there are more warps where it would
-    have more than 128 bytes of one.
+    A thread has 16 bytes of every field of values, or of every stretch of one whose width is no power of two, so that
+    accesses are as wide; there are more warps where it would have more than 128 bytes of a field.
     """
     widths = [field.count * ITEM_BYTES[field.dtype] for field in map(page.field, _VALUES[page.format])]
-    tokens = min(triton.next_power_of_2(triton.cdiv(16 * threads, min(widths))), 16)
+    narrowest = min(width & -width if width % 16 == 0 else width for width in widths)
+    tokens = min(triton.next_power_of_2(triton.cdiv(16 * threads, narrowest)), threads)
     warps = 1
-    while warps < 8 and 128 * warps * threads < tokens * max(widths) and 32 * warps * threads <= tokens * min(widths):
+    while warps < 8 and 128 * warps * threads < tokens * max(widths) and 32 * warps * threads <= tokens * narrowest:
         warps *= 2
     return tokens, warps
 

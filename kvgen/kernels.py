@@ -59,12 +59,14 @@ UNALIGNED = ("slots_ptr", "lengths_ptr", "table_ptr")  # one kernel for all addr
 
 
 TAKEN = (  # names that kernels and their twins use themselves
-    *("block", "codes", "column", "count", "earlier", "element", "entry", "first", "first_slot", "inside", "kept"),
-    *("length", "lengths", "max_length", "memory", "num_pages", "num_slots", "own", "page", "page_ptr", "position"),
-    *("request", "row", "scales", "self", "slot", "slots", "start", "table", "table_column", "tl", "token", "tokens"),
-    *("blocks", "dtypes", "float", "pair", "range", "torch", "triton", "value", "values"),
+    *("begin", "block", "codes", "column", "count", "earlier", "element", "entry", "first", "first_slot", "inside"),
+    *("kept", "length", "lengths", "max_length", "memory", "num_pages", "num_slots", "own", "page", "page_ptr"),
+    *("position", "request", "row", "scales", "self", "slot", "slots", "start", "table", "table_column", "tl"),
+    *("blocks", "dtypes", "float", "pair", "range", "token", "tokens", "torch", "triton", "value", "values"),
 )
 
+
+WIDE = 16  # values of a stretch, from which on accesses are as wide as they can be
 
 CONSTANTS = ("PAGE_SLOTS", "PAGE_BYTES", "PAGE_SIZE", "TOKENS", "NATIVE")  # that kernels have whatever the spec says
 
@@ -336,6 +338,7 @@ class _Kernel:
         self.laid = {name: packed(field) or field for name, field in self.fields.items()}  # as bytes
         self.rows: dict[tuple[str, ...], str] = {}  # where the rows of fields begin, and what that is called
         self.uses: set[str] = set()
+        self.loop = ""  # in which a block of statements stands
         self.given: list[str] = []  # fields with a scale that the caller gives
 
     @property
@@ -471,22 +474,38 @@ class _Kernel:
         width = 1 << (size.known - 1).bit_length()
         return str(width), None if width == size.known else str(size.known)
 
+    def stretch(self, size: Size, values: int = 1) -> tuple[str, str | None]:
+        """The numbers up to a size, of blocks of so many values, and where they end if they have to be masked.
+
+        A known size that is no power of two is taken in a loop of stretches that are one, where those are wide enough.
+        """
+        known = size.known or 0
+        step = known & -known  # the largest power of two that divides it
+        if known == step or step * values < WIDE:
+            width, end = self.width(size)
+            return f"tl.arange(0, {width})", end
+        self.loop = f"for begin in tl.static_range(0, {known}, {step}):"
+        return f"begin + tl.arange(0, {step})", None
+
     # -- blocks of statements
 
     def block(self, name: str, what: str, lines: list[str]) -> BlockOfKernelView:
         field = self.fields[name]
         shape = ", ".join(flat(self.target.size(extent)) for extent in field.shape[1:])
+        if self.loop:
+            inside = "\n".join(lines).splitlines()
+            lines, self.loop = [self.loop, *(f"    {line}" for line in inside)], ""
         return BlockOfKernelView(comment=f"{field.name}: {field.dtype}[{shape}]{what}", lines=tuple(lines))
 
     def column(self, size: Size, kept: str) -> tuple[list[str], str]:
         """The index of so many elements, and the mask of those that are."""
-        width, end = self.width(size)
-        lines = [f"column = tl.arange(0, {width})[None, :]"]
+        numbers, end = self.stretch(size)
+        lines = [f"column = {in_brackets(numbers)}[None, :]"]
         mask = f"{kept}[:, None]"
         return lines, mask if end is None else f"{mask} & (column < {end})"
 
     def lay(self, head: str, code: Code) -> str:
-        return statement(head, code, IN_KERNEL)
+        return statement(head, code, IN_KERNEL + STEP if self.loop else IN_KERNEL)
 
     def loaded(self, pointer: Code, mask: str, other: str = "0") -> Group:
         return call("tl.load", pointer, Keyword("mask", Raw(mask)), Keyword("other", Raw(other)))
@@ -552,9 +571,9 @@ class _Kernel:
 
     def block_lines(self, size: Size, values: Size, kept: str, index: str) -> tuple[list[str], str, str]:
         """The index of an element of each block, and the masks of elements and of scales."""
-        number, end = self.width(size)
         width, last = self.width(values)
-        lines = [f"row = tl.arange(0, {number})[None, :]", "block = row[:, :, None]"]
+        numbers, end = self.stretch(size, values.known or 0) if last is None else self.stretch(size, 0)
+        lines = [f"row = {in_brackets(numbers)}[None, :]", "block = row[:, :, None]"]
         lines += [f"value = tl.arange(0, {width})[None, None, :]"]
         lines += [f"{index} = block * {self.target.operand(values)} + value"]
         mask, scale_mask = f"{kept}[:, None, None]", f"{kept}[:, None]"
@@ -728,6 +747,11 @@ class _Kernel:
 
     def lay_twin(self, head: str, code: Code) -> str:
         return statement(head, code, IN_FUNCTION)
+
+
+def in_brackets(code: str) -> str:
+    """A sum in brackets, where it is one."""
+    return f"({code})" if " + " in code else code
 
 
 def unflattened(name: str, blocks: Blocks) -> Group:

@@ -106,6 +106,66 @@ def test_of_every_target(target: str) -> None:
     assert gathered["least"] == 2 * (128 + 4)
 
 
+WIDTHS = """\
+kvgen: 1
+layout: widths
+doc: Rows of 448 and 528 values
+config:
+  num_layers: {type: int, from: num_hidden_layers}
+let: {dim: 448}
+formats:
+  rows:
+    fields:
+      nope: {type: "e4m3[dim]", quant: {scale: scale, round: pow2}}
+      scale: e8m0[dim//64]
+      rope: bf16[448]
+      code: {type: "e4m3[528]", quant: {scale: none}}
+    page: [[nope, {align: 16}], [rope], [code], [scale]]
+layers: {body: num_layers}
+spaces: {token: {slots: tokens, page: 64}}
+buffers: {kv: {format: rows, space: token, layers: all}}
+operations:
+  set_kv: {store: [kv], args: {nope: nope, rope: rope, code: code}}
+  get_kv: {load: [kv], returns: [nope, rope, code]}
+  move_kv: {move: all}
+  save_kv: {save: all}
+  restore_kv: {restore: all}
+expect:
+  - {given: {num_layers: 1}, slot_bytes: {kv: 1879}}  # 448 + 896 + 528 + 7
+"""
+
+
+def test_widths_that_are_no_powers_of_two(tmp_path: Path) -> None:
+    """They are taken in stretches that are one, of 64 and of 16, without masks along the row, 16 bytes at a time."""
+    (tmp_path / "widths.yaml").write_text(WIDTHS)
+    status, text, err = kvgen("build", tmp_path / "widths.yaml", "-o", "-")
+    assert (status, err) == (0, "")
+    assert not re.search(r"mask=.*(column|block|value) <", text)
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [
+        sys.executable,
+        "-m",
+        "kvgen",
+        "profile",
+        tmp_path / "widths.yaml",
+        "--arch",
+        "sm_90",
+        "--format",
+        "json",
+    ]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (own,) = (
+        own
+        for own in json.loads(done.stdout)["sm_90"]
+        if own["variant"] == "slots int64, nope int16, rope int16, code int16"
+    )
+    tokens = own["tokens"]
+    assert tokens * (448 * 2 * 2 + 528 * 2) == own["loads"]["16"] * 16 * 32
+    assert tokens * (448 + 896 + 528) == own["stores"]["16"] * 16 * 32
+    assert set(own["loads"]) == {"16", "8"} and set(own["stores"]) == {"16", "1"}  # scales are bytes
+
+
 @pytest.mark.parametrize(
     ("now", "said"),
     [
