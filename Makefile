@@ -4,7 +4,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 PEERS_PIP := .venv-peers/bin/python -m pip --disable-pip-version-check install --quiet
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test test-long test-peers test-sglang test-vllm check lint bench-build bench-cpu bench-gpu .venv .venv-peers .venv-vllm
+KERNELS := tests/test_launches.py tests/test_compiled.py tests/test_operations.py tests/test_kv_pools.py tests/test_mla.py
+
+.PHONY: demo test test-long test-triton test-peers test-sglang test-vllm check lint bench-build bench-cpu bench-gpu .venv .venv-triton .venv-peers .venv-vllm
 
 demo: .venv
 	$(BIN)/python demo.py
@@ -14,6 +16,9 @@ test: lint check
 
 test-long: .venv
 	$(BIN)/python -m pytest -m long
+
+test-triton: .venv-triton
+	.venv-triton/bin/python -m pytest -n 2 --dist loadfile $(KERNELS)
 
 test-peers: test-sglang test-vllm
 
@@ -49,6 +54,14 @@ bench-cpu: .venv .venv-peers
 	$(PIP) torch
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) triton==3.9.0  # torch for CPUs brings none; torch for CUDA its own
 	$(PIP) --no-build-isolation --editable '.[pool,dev]'
+	touch $@
+
+.venv-triton: .venv-triton/installed
+
+.venv-triton/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear .venv-triton
+	.venv-triton/bin/python -m pip --disable-pip-version-check install --quiet setuptools wheel torch==2.13.0 triton==3.8.0
+	.venv-triton/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation --editable '.[dev]'
 	touch $@
 
 .venv-peers: .venv-peers/installed
