@@ -365,13 +365,21 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
     for text, budget in zip(memories, budgets, strict=False):
         if not budget.fits:
             message = f"`{printable(text)}` does not hold what is fixed, not to speak of tokens"
-            warnings.append(Problem("KV404", message, Label(NOWHERE), severity=Severity.WARNING))
+            help = _unit_left_out(text, memories[text])
+            warnings.append(Problem("KV404", message, Label(NOWHERE), help=help, severity=Severity.WARNING))
     if arguments.format == "json":
         _print_json(budget_as_json(budgets) | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:
         _report(warnings, {}, arguments.format, stdout, stderr)
         stdout.write(render(budgets))
     return 0
+
+
+def _unit_left_out(text: str, size: int) -> str | None:
+    """What to say of a size that is a bare number, and too small for any cache."""
+    if not text.strip().isdigit() or size >= UNITS["MiB"]:
+        return None
+    return f"a size without a unit is in bytes: did you mean `{text.strip()}GiB`?"
 
 
 def _deployment(arguments: argparse.Namespace, stdin: IO[bytes]) -> tuple[Deployment, list[Problem]]:

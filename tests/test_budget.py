@@ -605,6 +605,24 @@ def test_text_fits_100_columns(tmp_path: Path, argv: list[str]) -> None:
     assert "\n\n\n" not in done.out and "\u00a0" not in done.out
 
 
+# Warnings
+
+
+@pytest.mark.parametrize(
+    ("size", "hint"),
+    [
+        ("80", "  = help: a size without a unit is in bytes: did you mean `80GiB`?\n"),
+        ("1048575", "  = help: a size without a unit is in bytes: did you mean `1048575GiB`?\n"),
+        ("1048576", ""),
+        ("80kB", ""),
+    ],
+)
+def test_a_size_without_its_unit(size: str, hint: str) -> None:
+    done = run("budget", "--config", GLM_52, "--memory", size)
+    assert done.status == 0
+    assert done.err == f"warning[KV404]: `{size}` does not hold what is fixed, not to speak of tokens\n{hint}"
+
+
 # Usage
 
 
