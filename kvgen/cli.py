@@ -39,6 +39,7 @@ from kvgen.problems import (
 )
 from kvgen.side import FORM, Side, SideError, parse_side
 from kvgen.source import MAX_BYTES
+from kvgen.text import ending
 
 if TYPE_CHECKING:
     from kvgen.compile import Compiled
@@ -54,6 +55,7 @@ CODES = {
     "KV405": "a layout that is no pool of the engine",
     "KV406": "a config that no shipped layout is for, or more than one",
     "KV407": "a field of a config that the layout does not know (a warning)",
+    "KV408": "layers whose slots grow with requests, and no requests (a warning)",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read or written",
     "KV499": "a fault of kvgen itself",
@@ -367,6 +369,11 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
             message = f"`{printable(text)}` does not hold what is fixed, not to speak of tokens"
             help = _unit_left_out(text, memories[text])
             warnings.append(Problem("KV404", message, Label(NOWHERE), help=help, severity=Severity.WARNING))
+    layers = sum(len(pool.request_layers) for pool in deployment.pools)
+    if layers and not requests and context is None:
+        message = f"the slots of {layers} layer{ending(layers)} grow with requests, and `--requests` is 0"
+        notes, help = ("what they would keep is in no price",), "add `--requests N` or `--context N`"
+        warnings.append(Problem("KV408", message, Label(NOWHERE), notes=notes, help=help, severity=Severity.WARNING))
     if arguments.format == "json":
         _print_json(budget_as_json(budgets) | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:

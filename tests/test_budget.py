@@ -608,6 +608,42 @@ def test_text_fits_100_columns(tmp_path: Path, argv: list[str]) -> None:
 # Warnings
 
 
+GPT_OSS = str(CONFIGS / "gpt-oss-120b.json")
+NO_REQUESTS = (
+    "warning[KV408]: the slots of 18 layers grow with requests, and `--requests` is 0\n"
+    "  = note: what they would keep is in no price\n"
+    "  = help: add `--requests N` or `--context N`\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("--memory 80GiB", True),
+        ("--memory 80GiB --requests 0", True),
+        ("--tokens 1600", True),
+        ("--tokens 1600 --pp 2", True),
+        ("--memory 80GiB --requests 1", False),
+        ("--memory 80GiB --context 8192", False),
+        ("--memory 80GiB --set swa_pool=ratio", False),
+    ],
+)
+def test_slots_of_requests_without_requests(words: str, warned: bool) -> None:
+    """Half of the 36 layers of gpt-oss have a window."""
+    pool = [] if "swa_pool" in words else ["--set", "swa_pool=requests"]
+    done = run("budget", "--config", GPT_OSS, *pool, *words.split())
+    assert (done.status, done.err) == (0, NO_REQUESTS if warned else "")
+    printed = json.loads(run("budget", "--config", GPT_OSS, *pool, *words.split(), "--format", "json").out)
+    assert [problem["code"] for problem in printed["problems"]] == ["KV408"] * warned
+
+
+def test_layers_of_requests_of_drafts_count(tmp_path: Path) -> None:
+    one = written(tmp_path / "c.json", {**heads(1), "model_type": "mistral", "sliding_window": 4096})
+    side = f"config={one},swa_pool=requests"
+    done = run("budget", "--config", GLM_52, "--tokens", 64, "--draft", side)
+    assert done.err.startswith("warning[KV408]: the slots of 1 layer grow with requests, and `--requests` is 0\n")
+
+
 @pytest.mark.parametrize(
     ("size", "hint"),
     [
