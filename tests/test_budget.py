@@ -718,7 +718,7 @@ def test_what_is_wrong_with_a_draft_is_said_of_its_file(tmp_path: Path) -> None:
 def test_commands_of_the_page_print_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     shown = re.findall(r"^```console\n\$ kvgen ([^\n]*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    assert len(shown) == PAGE.count("```console") == 3
+    assert len(shown) == PAGE.count("```console") == 4
     for command, output in shown:
         assert run(*shlex.split(command)) == Done(0, output, "")
 
@@ -729,6 +729,33 @@ def test_the_page_names_every_option_cause_and_key() -> None:
     rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", PAGE, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"\w+", row)}
     assert named == set(Causes().as_dict()) | set(document(MLA, "--config", V3, "--tokens", 0))
+
+
+def test_the_page_names_the_formats_and_ranks_of_every_layout() -> None:
+    entries = json.loads(run("specs", "--format", "json").out)["specs"]
+    found = {}
+    for entry in entries:
+        choices = dict(re.fullmatch(r"(\w+)(?: \((.*)\))?", choice).groups() for choice in entry["choices"])
+        found[entry["layout"]] = (choices["kv_format"].replace(" | ", ", "), "tp_size" in choices)
+    shown = re.findall(r"^\| ([a-z_, ]+) \| ([a-z0-9_, ]+) \| (none|`tp_size`)", PAGE, re.MULTILINE)
+    assert {name: (formats, ranks != "none") for names, formats, ranks in shown for name in names.split(", ")} == found
+
+
+def test_windows_of_the_page() -> None:
+    """gpt-oss: 18 layers of each kind, 8 heads of 64 + 64 values of 2 bytes: 2,048 bytes in each."""
+    pages = -(-(128 - 1 + 2048) // 16) + 1
+    request = pages * 16 * 18 * 2048
+    assert f"{128 - 1 + 2048:,} tokens" in PAGE and f"{pages} pages" in PAGE and f"{request:,} bytes" in PAGE
+    requests = (80 * GIB - 2 * 16 * 18 * 2048) // (131072 * 18 * 2048 + request)
+    assert requests == 17 and f" {requests * request:,} " in PAGE
+    words = ["--config", GPT_OSS, "--memory", "80GiB", "--context", 131072]
+    for ratio, expected in ((Fraction(1, 10), 16), (Fraction(1, 2), 11), (0, 17)):
+        held = (80 * GIB - 2 * 16 * 18 * 2048) // ((1 + ratio) * 131072 * 18 * 2048)
+        found = document(*words, "--set", f"swa_ratio={ratio}")
+        assert found["requests"] == held == expected
+    assert "With `swa_ratio=1/10` instead, 16 requests" in PAGE.replace("\n", " ")
+    shared = document("--config", CONFIGS / "gemma-3n-e4b.json", "--tokens", 0)
+    assert (found["choices"]["swa_pool"], shared["choices"]["swa_ratio"]) == ("ratio", 1)
 
 
 def test_numbers_of_the_page() -> None:
