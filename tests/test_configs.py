@@ -231,7 +231,10 @@ DSA = {"num_hidden_layers": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "ind
         ({**WINDOW, "max_position_embeddings": 512, "sliding_window_pattern": 2}, {"gqa": 32768}),
         # Families with windows, where no field says more
         ({**WINDOW, "model_type": "mistral"}, {"hybrid_swa": 2 * 8192}),
+        ({**WINDOW, "model_type": "mixtral"}, {"hybrid_swa": 2 * 8192}),
+        ({**WINDOW, "model_type": "phimoe"}, {"hybrid_swa": 2 * 8192}),
         ({**WINDOW, "model_type": "gemma2"}, {"hybrid_swa": 3 * 8192}),
+        ({**WINDOW, "model_type": "olmo3"}, {"hybrid_swa": Fraction(5, 2) * 8192}),
         ({**WINDOW, "model_type": "cohere2"}, {"hybrid_swa": Fraction(5, 2) * 8192}),
         ({**WINDOW, "model_type": "gemma3_text"}, {"hybrid_swa": 2 * 8192}),  # the sixth layer would be the first
         ({**WINDOW, "model_type": "gemma3_text", "sliding_window_pattern": 2}, {"hybrid_swa": 3 * 8192}),
