@@ -589,7 +589,7 @@ def huge() -> Iterator[list[str]]:
             config |= {"head_dim": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
         for amount in (
             ["--memory", "80GiB", "--memory", "8TiB", "--context", "1000000"],
-            ["--memory", "900000000000TiB", "--memory", "80GiB", "--pp", "20"],
+            ["--memory", "900000000000TiB", "--memory", "80GiB", "--pp", "20", "--requests", "1"],
             ["--tokens", "999999999999999744", "--requests", "999999999999999999"],
         ):
             yield [GQA if name == "gqa" else str(LANGUAGE / f"{name}.yaml"), json.dumps(config), *amount]

@@ -586,10 +586,10 @@ def test_106_a_window_that_is_declared_and_used() -> None:
     config = heads(36, sliding_window=2048, model_type="qwen3", use_sliding_window=True, max_window_layers=28)
     assert hybrid_swa.Layout.from_config(config).layers("kv_swa") == tuple(range(28, 36))
     assert refusal(gqa, config) == ["layer 28: the layer has a window, and hybrid_swa keeps those apart"]
-    mistral = heads(32, sliding_window=4096)
+    mistral = heads(32, sliding_window=4096)  # without its model type
     assert refusal(gqa, mistral) == ["layer 0: the layer has a window, and hybrid_swa keeps those apart"]
     assert refusal(hybrid_swa, mistral) == [
-        "a window, but neither layer_types nor another field that says which layers have it"
+        "sliding_window: add layer_types or sliding_window_pattern to the config, which say which layers have it"
     ]
 
 
@@ -638,7 +638,10 @@ def test_109_a_pattern_is_a_text_or_a_number(layers: int, pattern: object, full:
                 "sliding_window_pattern: expected the letters LG, found [4]",
             ],
         ),
-        (None, ["a window, but neither layer_types nor another field that says which layers have it"]),
+        (
+            None,
+            ["sliding_window: add layer_types or sliding_window_pattern to the config, which say which layers have it"],
+        ),
     ],
 )
 def test_109_a_pattern_that_cannot_be(pattern: object, lines: list[str]) -> None:
