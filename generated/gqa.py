@@ -126,7 +126,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "12ef237c0e7a0504"
+LAYOUT_FINGERPRINT = "fa030d6f7f137db9"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {"bf16": 2, "e2m1": 1, "e4m3": 1, "e8m0": 1, "f32": 4, "i8": 1}
 
@@ -1171,10 +1171,13 @@ class GqaLayout:
             )
             num_key_value_heads = read.config(
                 "num_key_value_heads",
+                "num_kv_heads",
                 "num_attention_groups",
                 "num_attention_heads",
                 kind=_integer(minimum=1),
             )
+            multi_query = read.config("multi_query", kind=_boolean, default=False)
+            new_decoder_architecture = read.config("new_decoder_architecture", kind=_boolean, default=False)
             head_dim = read.config(
                 "head_dim",
                 "attention_head_dim",
@@ -1228,10 +1231,11 @@ class GqaLayout:
             attention_chunk_size = read.config("attention_chunk_size", kind=_integer(), default=None)
             use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=None)
             max_window_layers = read.config("max_window_layers", kind=_integer(), default=None)
-            model_type = read.config("model_type", kind=_text, default=None)
+            max_position_embeddings = read.config("max_position_embeddings", kind=_integer(), default=None)
+            model_type = read.config("model_type", kind=_text, default="unknown")
             kv_lora_rank = read.config("kv_lora_rank", kind=_integer(), default=None)
             num_kv_shared_layers = read.config("num_kv_shared_layers", kind=_integer(), default=0)
-            use_cla = read.config("use_cla", kind=_boolean, default=True)
+            use_cla = read.config("use_cla", kind=_boolean, default=False)
             cla_share_factor = read.config("cla_share_factor", kind=_integer(), default=1)
             full_attention_interval = read.config("full_attention_interval", kind=_integer(), default=None)
             layer_group_size = read.config("layer_group_size", kind=_integer(), default=None)
@@ -1247,6 +1251,12 @@ class GqaLayout:
             )
             compress_ratios = read.config("compress_ratios", kind=_list_of(_integer()), default=None)
             sparse_index_dim = read.config("sparse_attention_config.sparse_index_dim", kind=_integer(), default=None)
+            odd_layers = read.config(
+                "num_key_value_heads_per_layer",
+                "cross_attention_layers",
+                kind=_list_of(_integer()),
+                default=None,
+            )
             kv_format = read.choice(
                 "kv_format",
                 kind=_one_of("bf16", "fp8", "int8", "mxfp8", "nvfp4", "nvfp4_swizzled"),
@@ -1285,25 +1295,33 @@ class GqaLayout:
             )
             read.require(compress_ratios is None, "compress_ratios: layers keep a latent for several tokens")
             read.require(sparse_index_dim is None, "sparse_attention_config: sparse attention has index keys too")
+            read.require(
+                odd_layers is None,
+                "num_key_value_heads_per_layer or cross_attention_layers: layers with heads of their own, or of an "
+                "image",
+            )
             read.stop_if_incomplete()
 
-            heads = _shard(num_key_value_heads, tp_size)
+            heads = _shard(1 if multi_query and not new_decoder_architecture else num_key_value_heads, tp_size)
             qwen = (
                 max_window_layers is not None
-                or model_type is not None
-                and (
-                    model_type == "qwen2"
-                    or model_type == "qwen2_moe"
-                    or model_type == "qwen3"
-                    or model_type == "qwen3_moe"
-                )
+                or model_type == "qwen2"
+                or model_type == "qwen2_moe"
+                or model_type == "qwen3"
+                or model_type == "qwen3_moe"
             )
             uses_window = use_sliding_window if use_sliding_window is not None else not qwen
+            short_window = (
+                sliding_window is not None
+                and sliding_window > 0
+                and (max_position_embeddings is None or sliding_window < max_position_embeddings)
+            )
             first_window = max_window_layers if max_window_layers is not None else 0
             read.require(
                 num_kv_shared_layers == 0 and (cla_share_factor == 1 or not use_cla),
                 "num_kv_shared_layers or cla_share_factor: layers share keys and values, which shared_kv has",
             )
+            read.require(model_type != "nemotron-nas", "block_configs: every layer has heads of its own, or none")
             read.require(layer_types is None or len(layer_types) >= num_layers, "layer_types is shorter than the model")
             read.require(
                 hybrid_layer_pattern is None or len(hybrid_layer_pattern) >= num_layers,
@@ -1335,7 +1353,7 @@ class GqaLayout:
                     for layer in layers
                     if layer < num_layers
                     and uses_window
-                    and (attention_chunk_size is not None or sliding_window is not None and layer >= first_window)
+                    and (attention_chunk_size is not None or short_window and layer >= first_window)
                 }
             windowed = read.agreed("windowed", rules, num_layers)
             read.refuse(

@@ -127,7 +127,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "7b29eb6eb80bdeee"
+LAYOUT_FINGERPRINT = "d4f8643adbc36085"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {"bf16": 2, "e2m1": 1, "e4m3": 1, "e8m0": 1, "f32": 4, "i8": 1}
 
@@ -1185,7 +1185,7 @@ class HybridSwaLayout:
                 kind=_integer(minimum=1),
             )
             global_heads = read.config("num_global_key_value_heads", kind=_integer(minimum=1), default=None)
-            attention_k_eq_v = read.config("attention_k_eq_v", kind=_boolean, default=True)
+            attention_k_eq_v = read.config("attention_k_eq_v", kind=_boolean, default=False)
             full_head_dim = read.config(
                 "global_head_dim",
                 "head_dim",
@@ -1284,7 +1284,8 @@ class HybridSwaLayout:
             attention_chunk_size = read.config("attention_chunk_size", kind=_integer(), default=None)
             use_sliding_window = read.config("use_sliding_window", kind=_boolean, default=None)
             max_window_layers = read.config("max_window_layers", kind=_integer(), default=None)
-            model_type = read.config("model_type", kind=_text, default=None)
+            max_position_embeddings = read.config("max_position_embeddings", kind=_integer(), default=None)
+            model_type = read.config("model_type", kind=_text, default="unknown")
             kv_lora_rank = read.config("kv_lora_rank", kind=_integer(), default=None)
             num_kv_shared_layers = read.config("num_kv_shared_layers", kind=_integer(), default=0)
             compress_ratios = read.config("compress_ratios", kind=_list_of(_integer()), default=None)
@@ -1295,6 +1296,12 @@ class HybridSwaLayout:
                 "lru_width",
                 "conv_L_cache",
                 kind=_integer(),
+                default=None,
+            )
+            odd_layers = read.config(
+                "num_key_value_heads_per_layer",
+                "cross_attention_layers",
+                kind=_list_of(_integer()),
                 default=None,
             )
             kv_format = read.choice(
@@ -1322,6 +1329,11 @@ class HybridSwaLayout:
                 "mamba_d_state, ssm_state_size, linear_num_value_heads, lru_width or conv_L_cache: layers keep state",
             )
             read.require(
+                odd_layers is None,
+                "num_key_value_heads_per_layer or cross_attention_layers: layers with heads of their own, or of an "
+                "image",
+            )
+            read.require(
                 layer_types is None or "state" not in layer_types,
                 "layer_types: layers that keep state instead of keys and values, or beside them",
             )
@@ -1329,15 +1341,28 @@ class HybridSwaLayout:
             read.require(window_letters is None or len(window_letters) > 0, "sliding_window_pattern has no letters")
             read.stop_if_incomplete()
 
+            all_windowed = (
+                model_type == "mistral"
+                or model_type == "mixtral"
+                or model_type == "phi3"
+                or model_type == "phimoe"
+                or model_type == "starcoder2"
+            )
+            family_pattern = (
+                2
+                if model_type == "gemma2"
+                else 4
+                if model_type == "cohere2" or model_type == "olmo3"
+                else 6
+                if model_type == "gemma3" or model_type == "gemma3_text"
+                else 1
+            )
             qwen = (
                 max_window_layers is not None
-                or model_type is not None
-                and (
-                    model_type == "qwen2"
-                    or model_type == "qwen2_moe"
-                    or model_type == "qwen3"
-                    or model_type == "qwen3_moe"
-                )
+                or model_type == "qwen2"
+                or model_type == "qwen2_moe"
+                or model_type == "qwen3"
+                or model_type == "qwen3_moe"
             )
             uses_window = use_sliding_window if use_sliding_window is not None else not qwen or layer_types is not None
             request_slots = (-(-(window - 1 + step_tokens) // page_size) + 1) * page_size
@@ -1345,10 +1370,19 @@ class HybridSwaLayout:
                 num_kv_shared_layers == 0,
                 "num_kv_shared_layers: layers share keys and values, which shared_kv has",
             )
+            read.require(model_type != "nemotron-nas", "block_configs: every layer has heads of its own, or none")
             read.require(uses_window, "use_sliding_window: no layer has a window, which gqa is for")
             read.require(
                 max_window_layers is None or max_window_layers < num_layers,
                 "max_window_layers: no layer has a window, which gqa is for",
+            )
+            read.require(
+                max_position_embeddings is None
+                or window < max_position_embeddings
+                or layer_types is not None
+                or hybrid_layer_pattern is not None
+                or attention_chunk_size is not None,
+                "sliding_window: not shorter than max_position_embeddings, so no layer has a window, which gqa is for",
             )
             read.require(layer_types is None or len(layer_types) >= num_layers, "layer_types is shorter than the model")
             read.require(
@@ -1365,8 +1399,11 @@ class HybridSwaLayout:
                 or sliding_window_pattern is not None
                 or window_letters is not None
                 or max_window_layers is not None
-                or attention_chunk_size is not None,
-                "a window, but neither layer_types nor another field that says which layers have it",
+                or attention_chunk_size is not None
+                or all_windowed
+                or family_pattern > 1,
+                "sliding_window: add layer_types or sliding_window_pattern to the config, which say which layers have "
+                "it",
             )
             read.require(kv_format != "mxfp8" or kv_order == "nhd", "mxfp8 has NHD rows alone")
             read.require(kv_format != "nvfp4_swizzled" or kv_order == "hnd", "swizzled scales are of HND pages alone")
@@ -1410,7 +1447,13 @@ class HybridSwaLayout:
                 }
             if not rules:
                 rules["otherwise"] = {
-                    layer for layer in layers if layer < num_layers and (layer + 1) % no_rope_layer_interval != 0
+                    layer
+                    for layer in layers
+                    if layer < num_layers
+                    and (
+                        all_windowed
+                        or (layer + 1) % (family_pattern if family_pattern > 1 else no_rope_layer_interval) != 0
+                    )
                 }
             windowed = read.agreed("windowed", rules, num_layers)
 

@@ -127,7 +127,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "c4fa96879ce9832f"
+LAYOUT_FINGERPRINT = "029fb799dfcf02cc"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {"bf16": 2, "e2m1": 1, "e4m3": 1, "e8m0": 1, "f32": 4, "i8": 1}
 
@@ -1175,7 +1175,7 @@ class SharedKvLayout:
                 kind=_integer(minimum=1),
             )
             global_heads = read.config("num_global_key_value_heads", kind=_integer(minimum=1), default=None)
-            attention_k_eq_v = read.config("attention_k_eq_v", kind=_boolean, default=True)
+            attention_k_eq_v = read.config("attention_k_eq_v", kind=_boolean, default=False)
             full_head_dim = read.config(
                 "global_head_dim",
                 "head_dim",
@@ -1246,7 +1246,7 @@ class SharedKvLayout:
                 kind=_integer(minimum=1),
             )
             num_kv_shared_layers = read.config("num_kv_shared_layers", kind=_integer(), default=None)
-            use_cla = read.config("use_cla", kind=_boolean, default=True)
+            use_cla = read.config("use_cla", kind=_boolean, default=False)
             cla_share_factor = read.config("cla_share_factor", kind=_integer(minimum=1), default=None)
             layer_types = read.config(
                 "layer_types",
@@ -1271,6 +1271,13 @@ class SharedKvLayout:
             )
             window = read.config("sliding_window", kind=_integer(minimum=1), default=None)
             kv_lora_rank = read.config("kv_lora_rank", kind=_integer(), default=None)
+            odd_layers = read.config(
+                "num_key_value_heads_per_layer",
+                "cross_attention_layers",
+                kind=_list_of(_integer()),
+                default=None,
+            )
+            model_type = read.config("model_type", kind=_text, default="unknown")
             kv_format = read.choice(
                 "kv_format",
                 kind=_one_of("bf16", "fp8", "int8", "mxfp8", "nvfp4", "nvfp4_swizzled"),
@@ -1290,6 +1297,11 @@ class SharedKvLayout:
                 kv_lora_rank is None,
                 "kv_lora_rank: a latent per token, which the layouts mla and glm_dsa have",
             )
+            read.require(
+                odd_layers is None,
+                "num_key_value_heads_per_layer or cross_attention_layers: layers with heads of their own, or of an "
+                "image",
+            )
             read.require(layer_types is None or "state" not in layer_types, "layer_types: layers that keep state")
             read.require(
                 num_kv_shared_layers is None or num_kv_shared_layers > 0,
@@ -1299,6 +1311,7 @@ class SharedKvLayout:
             read.stop_if_incomplete()
 
             request_slots = (-(-((window if window is not None else 1) - 1 + step_tokens) // page_size) + 1) * page_size
+            read.require(model_type != "nemotron-nas", "block_configs: every layer has heads of its own, or none")
             read.require(
                 num_kv_shared_layers is not None or cla_share_factor is not None,
                 "neither num_kv_shared_layers nor cla_share_factor, so no layer reads what another has",
@@ -1311,7 +1324,8 @@ class SharedKvLayout:
             read.require(layer_types is None or len(layer_types) >= num_layers, "layer_types is shorter than the model")
             read.require(
                 window is None or layer_types is not None or sliding_window_pattern is not None,
-                "a window, but neither layer_types nor sliding_window_pattern, which say which layers have it",
+                "sliding_window: add layer_types or sliding_window_pattern to the config, which say which layers have "
+                "it",
             )
             read.require(kv_format != "mxfp8" or kv_order == "nhd", "mxfp8 has NHD rows alone")
             read.require(kv_format != "nvfp4_swizzled" or kv_order == "hnd", "swizzled scales are of HND pages alone")
@@ -1809,6 +1823,12 @@ def _renamed(words: dict) -> Callable:
         return words[_one_of(*words)(value)]
 
     return read
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, found {_shown(value)}")
+    return value
 
 
 def _list_of(kind: Callable) -> Callable:

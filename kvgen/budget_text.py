@@ -65,7 +65,7 @@ def _figure(title: str, number: object, text: str = "") -> str:
 def _fixed(budget: Budget) -> str:
     """What the fixed bytes are for."""
     requests = budget.counts[1]
-    if not requests or not any(pool.has_request_bytes for pool in budget.stage.pools):
+    if not requests or not any(pool.request_layers for pool in budget.stage.pools):
         return "reserved pages"
     return f"reserved pages and {requests:,} request{ending(requests)}"
 

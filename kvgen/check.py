@@ -1010,8 +1010,8 @@ def _may_split(scope: Scope, buffer: Buffer) -> bool:
 def _missing_of_buffer(spec: Spec, scope: Scope, operation: Operation, buffer: Buffer) -> str | None:
     """What of an operation on a buffer is not there yet, whatever its fields are."""
     verb = operation.verb
-    space = next(space for space in spec.spaces if space.name == buffer.space)
-    derived = [case.use for case in space.cases if isinstance(case.use, Derived)]
+    cases = [case for space in spec.spaces if space.name == buffer.space for case in space.cases]
+    derived = [case.use for case in cases if isinstance(case.use, Derived)]
     if verb == "gather" and any(use.operator is not None or use.where is not None for use in derived):
         return "a gather from slots that stand for those of another space"
     return None

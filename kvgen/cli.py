@@ -41,6 +41,7 @@ from kvgen.problems import (
 from kvgen.side import FORM, Side, SideError, parse_side
 from kvgen.source import MAX_BYTES
 from kvgen.targets import TARGETS
+from kvgen.text import ending
 
 if TYPE_CHECKING:
     from kvgen.compile import Compiled
@@ -55,6 +56,7 @@ CODES = {
     "KV405": "a layout that is no pool of the engine",
     "KV406": "a config that no shipped layout is for, or more than one",
     "KV407": "a field of a config that the layout does not know (a warning)",
+    "KV408": "layers whose slots grow with requests, and no requests (a warning)",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read or written",
     "KV499": "a fault of kvgen itself",
@@ -376,13 +378,26 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
     for text, budget in zip(memories, budgets, strict=False):
         if not budget.fits:
             message = f"`{printable(text)}` does not hold what is fixed, not to speak of tokens"
-            warnings.append(Problem("KV404", message, Label(NOWHERE), severity=Severity.WARNING))
+            help = _unit_left_out(text, memories[text])
+            warnings.append(Problem("KV404", message, Label(NOWHERE), help=help, severity=Severity.WARNING))
+    layers = sum(len(pool.request_layers) for pool in deployment.pools)
+    if layers and not requests and context is None:
+        message = f"the slots of {layers} layer{ending(layers)} grow with requests, and `--requests` is 0"
+        notes, help = ("what they would keep is in no price",), "add `--requests N` or `--context N`"
+        warnings.append(Problem("KV408", message, Label(NOWHERE), notes=notes, help=help, severity=Severity.WARNING))
     if arguments.format == "json":
         _print_json(budget_as_json(budgets) | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:
         _report(warnings, {}, arguments.format, stdout, stderr)
         stdout.write(render(budgets))
     return 0
+
+
+def _unit_left_out(text: str, size: int) -> str | None:
+    """What to say of a size that is a bare number, and too small for any cache."""
+    if not text.strip().isdigit() or size >= UNITS["MiB"]:
+        return None
+    return f"a size without a unit is in bytes: did you mean `{text.strip()}GiB`?"
 
 
 def _deployment(arguments: argparse.Namespace, stdin: IO[bytes]) -> tuple[Deployment, list[Problem]]:
@@ -557,11 +572,16 @@ def _shipped() -> list[Compiled]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a shipped layout makes of a config and choices: the layout of them, or the reasons why there is none."""
+    """What a shipped layout makes of a config and choices: the layout of them, or why there is none."""
 
     compiled: Compiled
     layout: Any
-    reasons: tuple[str, ...] = ()
+    failure: Failure | None = None
+    by_default: bool = True  # whether it takes the config, with the choices that it has by itself
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return () if self.failure is None else tuple(problem.message for problem in self.failure.problems)
 
 
 def _verdict_as_json(verdict: Verdict, config: str) -> dict[str, Any]:
@@ -592,33 +612,47 @@ def _judge(config: str, settings: Sequence[str], flag: str = SET) -> list[Verdic
         except Failure as failure:
             if compiled in having:
                 misfits[compiled.layout.name] = failure
-            found.append(_refusal(compiled, failure))
+            found.append(_refusal(compiled, failure, fields))
             continue
         try:
             found.append(Verdict(compiled, _layout(compiled, fields, choices, config, flag)))
         except Failure as failure:
             if failure.status == 2:
                 raise
-            found.append(_refusal(compiled, failure))
+            found.append(_refusal(compiled, failure, fields))
     if misfits and len(misfits) == len(having):
         first = next(iter(misfits.values()))
         if all(failure.problems == first.problems for failure in misfits.values()):
             raise first
+        _raise_if_meant(found)
         notes = tuple(f"{name}: {item.message}" for name, failure in misfits.items() for item in failure.problems)
         raise Failure(2, [Problem("KV410", "no shipped layout takes these choices", Label(NOWHERE), notes=notes)])
     return found
 
 
-def _refusal(compiled: Compiled, failure: Failure) -> Verdict:
-    return Verdict(compiled, None, tuple(problem.message for problem in failure.problems))
+def _refusal(compiled: Compiled, failure: Failure, fields: Mapping[str, Any]) -> Verdict:
+    try:
+        compiled.namespace.Layout.from_config(fields)
+    except compiled.namespace.LayoutError:
+        return Verdict(compiled, None, failure, by_default=False)
+    return Verdict(compiled, None, failure)
+
+
+def _raise_if_meant(refusals: Sequence[Verdict]) -> None:
+    """What the one layout says that the config is for, if there is one, and that choices alone keep from it."""
+    meant = [own.failure for own in refusals if own.by_default and own.failure is not None]
+    if len(meant) == 1:
+        raise meant[0]
 
 
 def _pick(config: str, settings: Sequence[str], flag: str = SET) -> tuple[Compiled, Any]:
     """The one shipped layout that a config is for, and the layout of it. Failure where there is not one."""
     verdicts = _judge(config, settings, flag)
-    accepted = [own for own in verdicts if not own.reasons]
+    accepted = [own for own in verdicts if own.failure is None]
     if len(accepted) == 1:
         return accepted[0].compiled, accepted[0].layout
+    if not accepted:
+        _raise_if_meant(verdicts)
     message = "no shipped layout is for this config"
     if accepted:
         names = ", ".join(own.compiled.layout.name for own in accepted)
@@ -746,6 +780,7 @@ def _refused(error: Any, config: str) -> Failure:
     return Failure(1, [Problem("KV401", problem, Label(Span.of_file(config))) for problem in error.problems])
 
 
+RANKS = "tp_size"  # what layouts that divide heads call the choice
 BUILT_IN = ("role", "start_layer", "end_layer")  # choices of every layout
 
 
@@ -777,6 +812,8 @@ def _find_choice(name: str, text: str, among: Sequence[Compiled], flag: str) -> 
     if any(item.name.text == name for compiled in among for item in compiled.spec.parameters):
         raise usage(f"{flag}{name}={text}: `{name}` is a fact of the model, read from its config")
     help = suggest(name, known) or f"the choices are {', '.join(known)}"
+    if name == RANKS and not any("shard(" in text for compiled in among for text in compiled.texts.values()):
+        help = "the layout divides nothing over ranks: each of them keeps all that is priced"
     raise usage(f"{flag}{name}={text}: unknown choice `{name}`", help)
 
 

@@ -47,10 +47,11 @@ class Pool:
         """Bytes of one token more."""
         return self.module.cell_size(self.layout)
 
-    @property
-    def has_request_bytes(self) -> bool:
-        """Whether a request costs memory beside that of its tokens."""
-        return any(buffer.layers and getattr(buffer.space, "slots_per_request", 0) for buffer in self.device_buffers)
+    @cached_property
+    def request_layers(self) -> frozenset[int]:
+        """The layers in which a request costs memory beside that of its tokens."""
+        grown = (buffer for buffer in self.device_buffers if getattr(buffer.space, "slots_per_request", 0))
+        return frozenset(layer for buffer in grown for layer in buffer.layers)
 
     @cached_property
     def roots(self) -> tuple[Any, ...]:
@@ -157,7 +158,7 @@ class Deployment:
     def max_requests(self, memory: int, context: int) -> int:
         """The most requests of so many tokens each that fit into so much memory on each device."""
         grows = any(stage.cell_size for stage in self.stages) and self.tokens_for(1, context)
-        if not grows and not any(pool.has_request_bytes for pool in self.pools):
+        if not grows and not any(pool.request_layers for pool in self.pools):
             return UNBOUNDED if self.fits(memory, 0, 0) else 0
         return most(lambda count: self.fits(memory, self.tokens_for(count, context), count))
 

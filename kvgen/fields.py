@@ -18,9 +18,10 @@ CACHE_FIELD = re.compile(
     r"""
       ^(num_hidden_layers|num_layers|n_layers?)$
     | ^layer_types$ | ^block_types$ | layers_block_type | ^per_layer_config$ | layer_group_size
+    | ^block_configs$ | (?<!size)_per_layer$  # what each layer has of its own
     | hybrid | full_attention_interval | full_attn | global_attn | local_att
     | attn_layer_ | attention_layers$ | attn_type | no_rope_layer  # which layer attends how
-    | key_value | attention_groups$ | (^|_)kv_ | k_eq_v | multi_query
+    | key_value | attention_groups$ | (^|_)kv_ | head_kv$ | k_eq_v | multi_query
     | head_dim | mla_use_nope  # what a head or latent is
     | sliding | window | chunk_size$  # how far back a layer looks
     | (^|_)index_ | ^indexer_types$ | sparse_att | compress(?!.*theta)

@@ -589,7 +589,7 @@ def huge() -> Iterator[list[str]]:
             config |= {"head_dim": 512, "qk_rope_head_dim": 64, "index_head_dim": 128}
         for amount in (
             ["--memory", "80GiB", "--memory", "8TiB", "--context", "1000000"],
-            ["--memory", "900000000000TiB", "--memory", "80GiB", "--pp", "20"],
+            ["--memory", "900000000000TiB", "--memory", "80GiB", "--pp", "20", "--requests", "1"],
             ["--tokens", "999999999999999744", "--requests", "999999999999999999"],
         ):
             yield [GQA if name == "gqa" else str(LANGUAGE / f"{name}.yaml"), json.dumps(config), *amount]
@@ -603,6 +603,60 @@ def test_text_fits_100_columns(tmp_path: Path, argv: list[str]) -> None:
     assert max(map(len, done.out.splitlines())) <= 100
     assert not re.search(r"[ \t]$", done.out, re.MULTILINE) and done.out.endswith("\n")
     assert "\n\n\n" not in done.out and "\u00a0" not in done.out
+
+
+# Warnings
+
+
+GPT_OSS = str(CONFIGS / "gpt-oss-120b.json")
+NO_REQUESTS = (
+    "warning[KV408]: the slots of 18 layers grow with requests, and `--requests` is 0\n"
+    "  = note: what they would keep is in no price\n"
+    "  = help: add `--requests N` or `--context N`\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("--memory 80GiB", True),
+        ("--memory 80GiB --requests 0", True),
+        ("--tokens 1600", True),
+        ("--tokens 1600 --pp 2", True),
+        ("--memory 80GiB --requests 1", False),
+        ("--memory 80GiB --context 8192", False),
+        ("--memory 80GiB --set swa_pool=ratio", False),
+    ],
+)
+def test_slots_of_requests_without_requests(words: str, warned: bool) -> None:
+    """Half of the 36 layers of gpt-oss have a window."""
+    pool = [] if "swa_pool" in words else ["--set", "swa_pool=requests"]
+    done = run("budget", "--config", GPT_OSS, *pool, *words.split())
+    assert (done.status, done.err) == (0, NO_REQUESTS if warned else "")
+    printed = json.loads(run("budget", "--config", GPT_OSS, *pool, *words.split(), "--format", "json").out)
+    assert [problem["code"] for problem in printed["problems"]] == ["KV408"] * warned
+
+
+def test_layers_of_requests_of_drafts_count(tmp_path: Path) -> None:
+    one = written(tmp_path / "c.json", {**heads(1), "model_type": "mistral", "sliding_window": 4096})
+    side = f"config={one},swa_pool=requests"
+    done = run("budget", "--config", GLM_52, "--tokens", 64, "--draft", side)
+    assert done.err.startswith("warning[KV408]: the slots of 1 layer grow with requests, and `--requests` is 0\n")
+
+
+@pytest.mark.parametrize(
+    ("size", "hint"),
+    [
+        ("80", "  = help: a size without a unit is in bytes: did you mean `80GiB`?\n"),
+        ("1048575", "  = help: a size without a unit is in bytes: did you mean `1048575GiB`?\n"),
+        ("1048576", ""),
+        ("80kB", ""),
+    ],
+)
+def test_a_size_without_its_unit(size: str, hint: str) -> None:
+    done = run("budget", "--config", GLM_52, "--memory", size)
+    assert done.status == 0
+    assert done.err == f"warning[KV404]: `{size}` does not hold what is fixed, not to speak of tokens\n{hint}"
 
 
 # Usage
@@ -664,7 +718,7 @@ def test_what_is_wrong_with_a_draft_is_said_of_its_file(tmp_path: Path) -> None:
 def test_commands_of_the_page_print_what_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     shown = re.findall(r"^```console\n\$ kvgen ([^\n]*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    assert len(shown) == PAGE.count("```console") == 3
+    assert len(shown) == PAGE.count("```console") == 4
     for command, output in shown:
         assert run(*shlex.split(command)) == Done(0, output, "")
 
@@ -675,6 +729,33 @@ def test_the_page_names_every_option_cause_and_key() -> None:
     rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", PAGE, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"\w+", row)}
     assert named == set(Causes().as_dict()) | set(document(MLA, "--config", V3, "--tokens", 0))
+
+
+def test_the_page_names_the_formats_and_ranks_of_every_layout() -> None:
+    entries = json.loads(run("specs", "--format", "json").out)["specs"]
+    found = {}
+    for entry in entries:
+        choices = dict(re.fullmatch(r"(\w+)(?: \((.*)\))?", choice).groups() for choice in entry["choices"])
+        found[entry["layout"]] = (choices["kv_format"].replace(" | ", ", "), "tp_size" in choices)
+    shown = re.findall(r"^\| ([a-z_, ]+) \| ([a-z0-9_, ]+) \| (none|`tp_size`)", PAGE, re.MULTILINE)
+    assert {name: (formats, ranks != "none") for names, formats, ranks in shown for name in names.split(", ")} == found
+
+
+def test_windows_of_the_page() -> None:
+    """gpt-oss: 18 layers of each kind, 8 heads of 64 + 64 values of 2 bytes: 2,048 bytes in each."""
+    pages = -(-(128 - 1 + 2048) // 16) + 1
+    request = pages * 16 * 18 * 2048
+    assert f"{128 - 1 + 2048:,} tokens" in PAGE and f"{pages} pages" in PAGE and f"{request:,} bytes" in PAGE
+    requests = (80 * GIB - 2 * 16 * 18 * 2048) // (131072 * 18 * 2048 + request)
+    assert requests == 17 and f" {requests * request:,} " in PAGE
+    words = ["--config", GPT_OSS, "--memory", "80GiB", "--context", 131072]
+    for ratio, expected in ((Fraction(1, 10), 16), (Fraction(1, 2), 11), (0, 17)):
+        held = (80 * GIB - 2 * 16 * 18 * 2048) // ((1 + ratio) * 131072 * 18 * 2048)
+        found = document(*words, "--set", f"swa_ratio={ratio}")
+        assert found["requests"] == held == expected
+    assert "With `swa_ratio=1/10` instead, 16 requests" in PAGE.replace("\n", " ")
+    shared = document("--config", CONFIGS / "gemma-3n-e4b.json", "--tokens", 0)
+    assert (found["choices"]["swa_pool"], shared["choices"]["swa_ratio"]) == ("ratio", 1)
 
 
 def test_numbers_of_the_page() -> None:

@@ -216,7 +216,7 @@ def test_41_a_stage_begins_where_the_one_before_ends() -> None:
 
 def test_42_entries_are_of_owners() -> None:
     """sglang 33457: of 60 layers every fourth owns; the second stage has entries 7 to 14, and values begin at 15."""
-    config = heads(60, 1, 64, cla_share_factor=4)
+    config = heads(60, 1, 64, use_cla=True, cla_share_factor=4)
     whole = shared_kv.Pool(shared_kv.Layout.from_config(config), 16)
     owners = whole.layout.layers("kv_full")
     assert owners == tuple(range(0, 60, 4)) and len(owners) == 15
@@ -522,7 +522,7 @@ def test_97_as_many_heads_of_a_rank_are_not_the_same_model() -> None:
 def test_98_heads_are_divided_or_repeated(count: int, ranks: int, own: int | None) -> None:
     """transformers 48307: none, a part of one, or 2 of 10 on each of 4 ranks cannot be."""
     families = {gqa: heads(1, count), hybrid_swa: windowed("sf", count, 128)}
-    families[shared_kv] = heads(2, count, cla_share_factor=2)
+    families[shared_kv] = heads(2, count, use_cla=True, cla_share_factor=2)
     for module, config in families.items():
         if own is None:
             assert refusal(module, config, tp_size=ranks) == [
@@ -585,10 +585,10 @@ def test_106_a_window_that_is_declared_and_used() -> None:
     config = heads(36, sliding_window=2048, model_type="qwen3", use_sliding_window=True, max_window_layers=28)
     assert hybrid_swa.Layout.from_config(config).layers("kv_swa") == tuple(range(28, 36))
     assert refusal(gqa, config) == ["layer 28: the layer has a window, and hybrid_swa keeps those apart"]
-    mistral = heads(32, sliding_window=4096)
+    mistral = heads(32, sliding_window=4096)  # without its model type
     assert refusal(gqa, mistral) == ["layer 0: the layer has a window, and hybrid_swa keeps those apart"]
     assert refusal(hybrid_swa, mistral) == [
-        "a window, but neither layer_types nor another field that says which layers have it"
+        "sliding_window: add layer_types or sliding_window_pattern to the config, which say which layers have it"
     ]
 
 
@@ -637,7 +637,10 @@ def test_109_a_pattern_is_a_text_or_a_number(layers: int, pattern: object, full:
                 "sliding_window_pattern: expected the letters LG, found [4]",
             ],
         ),
-        (None, ["a window, but neither layer_types nor another field that says which layers have it"]),
+        (
+            None,
+            ["sliding_window: add layer_types or sliding_window_pattern to the config, which say which layers have it"],
+        ),
     ],
 )
 def test_109_a_pattern_that_cannot_be(pattern: object, lines: list[str]) -> None:

@@ -224,6 +224,26 @@ DSA = {"num_hidden_layers": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "ind
         ({**WINDOW, "_sliding_window_pattern": 2}, {"hybrid_swa": 3 * 8192}),
         ({**WINDOW, "sliding_window_pattern": "LLLG", "layer_types": ALTERNATING}, {}),
         (WINDOW, {}),  # which layers have it is not said
+        ({**WINDOW, "sliding_window": 0}, {"gqa": 32768}),
+        ({**WINDOW, "max_position_embeddings": 512}, {"gqa": 32768}),  # as long as the model
+        ({**WINDOW, "max_position_embeddings": 513}, {}),
+        ({**WINDOW, "max_position_embeddings": 512, "layer_types": ALTERNATING}, {"hybrid_swa": 3 * 8192}),
+        ({**WINDOW, "max_position_embeddings": 512, "sliding_window_pattern": 2}, {"gqa": 32768}),
+        # Families with windows, where no field says more
+        ({**WINDOW, "model_type": "mistral"}, {"hybrid_swa": 2 * 8192}),
+        ({**WINDOW, "model_type": "mixtral"}, {"hybrid_swa": 2 * 8192}),
+        ({**WINDOW, "model_type": "phimoe"}, {"hybrid_swa": 2 * 8192}),
+        ({**WINDOW, "model_type": "gemma2"}, {"hybrid_swa": 3 * 8192}),
+        ({**WINDOW, "model_type": "olmo3"}, {"hybrid_swa": Fraction(5, 2) * 8192}),
+        ({**WINDOW, "model_type": "cohere2"}, {"hybrid_swa": Fraction(5, 2) * 8192}),
+        ({**WINDOW, "model_type": "gemma3_text"}, {"hybrid_swa": 2 * 8192}),  # the sixth layer would be the first
+        ({**WINDOW, "model_type": "gemma3_text", "sliding_window_pattern": 2}, {"hybrid_swa": 3 * 8192}),
+        ({**WINDOW, "model_type": "mistral", "layer_types": ALTERNATING}, {"hybrid_swa": 3 * 8192}),
+        # Falcon: one head, unless the decoder is a new one
+        ({**MHA, "multi_query": True}, {"gqa": 4 * 128 * 2}),
+        ({**MHA, "multi_query": True, "num_kv_heads": 8}, {"gqa": 4 * 128 * 2}),
+        ({**MHA, "multi_query": True, "num_kv_heads": 8, "new_decoder_architecture": True}, {"gqa": 4 * 8 * 128 * 2}),
+        ({**MHA, "multi_query": False, "num_kv_heads": 8}, {"gqa": 4 * 8 * 128 * 2}),
         # Llama 4 and SmolLM 3: layers without positions
         ({**MHA, "attention_chunk_size": 8192, "no_rope_layers": []}, {"hybrid_swa": Fraction(5, 2) * 8192}),
         ({**MHA, "attention_chunk_size": 8192, "no_rope_layer_interval": 2}, {"hybrid_swa": 3 * 8192}),
@@ -234,12 +254,17 @@ DSA = {"num_hidden_layers": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "ind
         ({**MHA, "num_kv_shared_layers": 1}, {"shared_kv": 3 * 8192}),
         ({**MHA, "cla_share_factor": 2, "use_cla": False}, {"gqa": 32768}),
         ({**MHA, "cla_share_factor": 2, "use_cla": True}, {"shared_kv": 2 * 8192}),
-        ({**MHA, "cla_share_factor": 2}, {"shared_kv": 2 * 8192}),
+        ({**MHA, "cla_share_factor": 2}, {"gqa": 4 * 8192}),  # off where nothing is said, as in Hunyuan
         # Gemma 4: its widths are those of layers without a window; its heads too, where V is K
         (
-            {**WINDOW, "layer_types": ALTERNATING, "num_global_key_value_heads": 4, "global_head_dim": 128},
+            {
+                **WINDOW,
+                **{"layer_types": ALTERNATING, "num_global_key_value_heads": 4, "attention_k_eq_v": True},
+                "global_head_dim": 128,
+            },
             {"hybrid_swa": 2 * 4 * 256 * 2 + 8192},
         ),
+        ({**WINDOW, "layer_types": ALTERNATING, "num_global_key_value_heads": 4}, {"hybrid_swa": 3 * 8192}),
         (
             {**WINDOW, "layer_types": ALTERNATING, "num_global_key_value_heads": 4, "attention_k_eq_v": False},
             {"hybrid_swa": 3 * 8192},
@@ -273,6 +298,164 @@ DSA = {"num_hidden_layers": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "ind
 def test_fields_that_mislead(config: dict[str, Any], expected: dict[str, Any]) -> None:
     """At most one layout takes a config, and prices a token so."""
     assert prices(config) == expected
+
+
+FAMILIES = {  # fields as they are published; layers that see everything, those with a window, bytes of a token in one
+    "falcon-7b": (
+        {
+            **{"model_type": "falcon", "multi_query": True, "new_decoder_architecture": False},
+            **{"num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71},
+        },
+        (32, 0, 1 * (64 + 64) * 2),
+    ),
+    "falcon-40b": (
+        {
+            **{"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 8},
+            **{"num_hidden_layers": 60, "hidden_size": 8192, "num_attention_heads": 128},
+        },
+        (60, 0, 8 * (64 + 64) * 2),
+    ),
+    "mistral-7b-v0.1": (
+        {
+            **{"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768},
+            **{"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8},
+        },
+        (0, 32, 8 * (128 + 128) * 2),
+    ),
+    "phi-3-mini-4k": (
+        {
+            **{"model_type": "phi3", "sliding_window": 2047, "max_position_embeddings": 4096},
+            **{"num_hidden_layers": 32, "hidden_size": 3072, "num_attention_heads": 32, "num_key_value_heads": 32},
+        },
+        (0, 32, 32 * (96 + 96) * 2),
+    ),
+    "phi-3-medium-128k": (
+        {
+            **{"model_type": "phi3", "sliding_window": 131072, "max_position_embeddings": 131072},
+            **{"num_hidden_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 10},
+        },
+        (40, 0, 10 * (128 + 128) * 2),
+    ),
+    "phi-4-mini": (
+        {
+            **{"model_type": "phi3", "sliding_window": 262144, "max_position_embeddings": 131072},
+            **{"num_hidden_layers": 32, "hidden_size": 3072, "num_attention_heads": 24, "num_key_value_heads": 8},
+        },
+        (32, 0, 8 * (128 + 128) * 2),
+    ),
+    "starcoder2-7b": (
+        {
+            **{"model_type": "starcoder2", "sliding_window": 4096, "max_position_embeddings": 16384},
+            **{"num_hidden_layers": 32, "hidden_size": 4608, "num_attention_heads": 36, "num_key_value_heads": 4},
+        },
+        (0, 32, 4 * (128 + 128) * 2),
+    ),
+    "gemma-2-9b": (
+        {
+            **{"model_type": "gemma2", "sliding_window": 4096, "max_position_embeddings": 8192, "head_dim": 256},
+            **{"num_hidden_layers": 42, "hidden_size": 3584, "num_attention_heads": 16, "num_key_value_heads": 8},
+        },
+        (21, 21, 8 * (256 + 256) * 2),
+    ),
+    "gemma-3-12b": (
+        {
+            "model_type": "gemma3",
+            "text_config": {
+                **{"model_type": "gemma3_text", "sliding_window": 1024, "head_dim": 256, "hidden_size": 3840},
+                **{"num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 8},
+            },
+        },
+        (8, 40, 8 * (256 + 256) * 2),
+    ),
+    "c4ai-command-r7b": (
+        {
+            **{"model_type": "cohere2", "sliding_window": 4096, "max_position_embeddings": 132096, "head_dim": 128},
+            **{"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8},
+        },
+        (8, 24, 8 * (128 + 128) * 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_families(model: str) -> None:
+    """Priced by their fields, or by what transformers takes for a model of that type."""
+    config, (full, windows, each) = FAMILIES[model]
+    for ratio in (Fraction(1), Fraction(1, 4)):
+        choices = {"swa_ratio": ratio} if windows else {}
+        assert prices(config, **choices) == {"hybrid_swa" if windows else "gqa": (full + windows * ratio) * each}
+
+
+def test_bytes_of_families() -> None:
+    """As they are known of these models in bf16, with as many slots of windows as of tokens."""
+    each = {model: (full + windows) * each for model, (_, (full, windows, each)) in FAMILIES.items()}
+    assert each == {
+        "falcon-7b": 8_192,
+        "falcon-40b": 122_880,
+        "mistral-7b-v0.1": 131_072,
+        "phi-3-mini-4k": 393_216,
+        "phi-3-medium-128k": 204_800,
+        "phi-4-mini": 131_072,
+        "starcoder2-7b": 65_536,
+        "gemma-2-9b": 344_064,
+        "gemma-3-12b": 393_216,
+        "c4ai-command-r7b": 131_072,
+    }
+
+
+def test_layers_of_families() -> None:
+    for model, full in (("gemma-2-9b", [*range(1, 42, 2)]), ("gemma-3-12b", [*range(5, 48, 6)]), ("phi-3-mini-4k", [])):
+        layout = hybrid_swa.Layout.from_config(FAMILIES[model][0])
+        assert list(layout.layers("kv_full")) == full
+
+
+def test_a_request_of_a_model_with_windows_alone() -> None:
+    """Mistral 7B v0.1: 4,096 tokens lie in 257 pages of 16 at most; a token beyond the window costs nothing."""
+    layout = hybrid_swa.Layout.from_config(FAMILIES["mistral-7b-v0.1"][0], swa_pool="requests")
+    price = [hybrid_swa.bytes_for(layout, 0, requests) for requests in (0, 1)]
+    assert price[1] - price[0] == 257 * 16 * 131_072 and hybrid_swa.cell_size(layout) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"model_type": "mistral4"},
+            "hybrid_swa: sliding_window: add layer_types or sliding_window_pattern to the config",
+        ),
+        (
+            {"model_type": "mistral", "max_position_embeddings": 512},
+            "hybrid_swa: sliding_window: not shorter than max_position_embeddings, so no layer has a window",
+        ),
+        (
+            {"num_kv_shared_layers": 1},
+            "shared_kv: sliding_window: add layer_types or sliding_window_pattern to the config",
+        ),
+    ],
+)
+def test_windows_of_which_nothing_is_said(fields: dict[str, Any], reason: str) -> None:
+    assert reason in reasons({**WINDOW, **fields})[reason.partition(":")[0]]
+
+
+ODD_LAYERS = "num_key_value_heads_per_layer or cross_attention_layers: layers with heads of their own, or of an image"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"model_type": "nemotron-nas", "num_key_value_heads": None, "block_configs": [{"attention": {}}] * 4},
+            "block_configs: every layer has heads of its own, or none",
+        ),
+        ({"model_type": "deci", "num_key_value_heads_per_layer": [4, 4, 2, 1]}, ODD_LAYERS),  # DeciLM
+        ({"model_type": "mllama_text_model", "cross_attention_layers": [1, 3]}, ODD_LAYERS),  # Llama 3.2 Vision
+    ],
+)
+def test_layers_that_are_not_alike(fields: dict[str, Any], reason: str) -> None:
+    assert prices({**MHA, **fields}) == prices({"text_config": {**MHA, **fields}}) == {}
+    found = reasons({**WINDOW, "num_kv_shared_layers": 1, **fields})
+    for name in ("gqa", "hybrid_swa", "shared_kv"):
+        assert f"{name}: {reason}\n" in found[name]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,14 @@ def config(**fields: object) -> str:
             {"swa_num_key_value_heads": 8, "swa_rope_theta": 1e4, "compress_rope_theta": 1e4},
             ["swa_num_key_value_heads"],
         ),
+        (
+            {"block_configs": [{}], "num_key_value_heads_per_layer": [4], "window_per_layer": [0, 4], "n_head_kv": 8},
+            ["block_configs", "num_key_value_heads_per_layer", "window_per_layer", "n_head_kv"],
+        ),
+        (
+            {"num_kv_heads": 8, "multi_query": True, "intermediate_size_per_layer": [64]},
+            ["num_kv_heads", "multi_query"],
+        ),
         ({"rope_theta": 1e6, "intermediate_size": 1536, "qkv_bias": True, "mlp_layer_types": ["dense"]}, []),
         ({"chunk_size_feed_forward": 8, "ignore_index": -100, "decoder_sparse_step": 1, "q_lora_rank": 1536}, []),
         (

@@ -163,7 +163,7 @@ def shared_kv(draw: st.DrawFn) -> tuple[Case, list[Row]]:
     k, v = widths(draw, choices)
     config = {
         **{"num_hidden_layers": 6, "num_key_value_heads": heads(draw, choices), "head_dim": k, "v_head_dim": v},
-        **draw(st.sampled_from([{"num_kv_shared_layers": 2}, {"cla_share_factor": 3}])),
+        **draw(st.sampled_from([{"num_kv_shared_layers": 2}, {"use_cla": True, "cla_share_factor": 3}])),
     }
     owners = {0, 3} if "cla_share_factor" in config else {0, 1, 2, 3}
     window = set()

@@ -561,7 +561,7 @@ def draw_hybrid_swa(draw: random.Random) -> tuple[Config, Choices]:
         **{"num_key_value_heads": draw.choice(heads[1:]), "head_dim": draw.choice(dims[1:])},
         **{name: draw.choice(heads) for name in ("num_global_key_value_heads", "swa_num_key_value_heads")},
         **{name: draw.choice(dims) for name in ("v_head_dim", "global_head_dim", "swa_head_dim", "swa_v_head_dim")},
-        "sliding_window": draw.choice([1, 8, 127, 128, 4096]),
+        **{"sliding_window": draw.choice([1, 8, 127, 128, 4096]), "attention_k_eq_v": True},
     }
     match draw.choice(["types", "pattern", "interval", "positions", "last", "chunks"]):
         case "types":
@@ -620,7 +620,7 @@ def draw_shared_kv(draw: random.Random) -> tuple[Config, Choices]:
     if "num_kv_shared_layers" in config:
         config["num_kv_shared_layers"] = draw.randint(1, layers - 1)
     else:
-        config["cla_share_factor"] = draw.randint(2, 4)
+        config |= {"cla_share_factor": draw.randint(2, 4), "use_cla": True}
     match draw.choice(["none", "types", "interval"]):
         case "types":
             config["layer_types"] = [draw.choice(["sliding_attention", "full_attention"]) for _ in range(layers)]

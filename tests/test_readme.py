@@ -2,6 +2,7 @@
 
 import io
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,33 @@ def test_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         stdout, stderr = io.StringIO(), io.StringIO()
         assert main(command.split()[1:], io.BytesIO(), stdout, stderr) == 0, stderr.getvalue()
         assert stdout.getvalue() == output
-    assert Path("generated/tiny.py").exists()
+    assert Path("out/tiny.py").exists()
 
 
-def test_example_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tried where this file lies, it writes over nothing that is shipped."""
-    monkeypatch.chdir(tmp_path)
+def test_example_in_a_checkout() -> None:
+    """Tried where this file lies, it writes nothing where shipped files are, and nothing that git sees."""
     commands = re.findall(r"^\$ kvgen (.*)$", block("console"), re.MULTILINE)
     (spec,) = {word for command in commands for word in command.split() if word.endswith(".yaml")}
     written = re.findall(r"^wrote: (.*)$", block("console"), re.MULTILINE)
     assert f"Save this as `{spec}`" in README and written
-    assert not any((ROOT / path).exists() for path in [spec, f"specs/{spec}", *written])
+    assert not (ROOT / "specs" / spec).exists()
+    assert {Path(path).parts[0] for path in written} == {"out"}
+    assert "out/" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+def test_modules_that_no_spec_makes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "specs", "specs")
+    specs = sorted(map(str, Path("specs").glob("*.yaml")))
+    Path("tiny.yaml").write_text(block("yaml"))
+    for words, status, last in (
+        (["build", *specs], 0, "wrote: generated/shared_kv.py"),
+        (["build", "tiny.yaml"], 0, "wrote: generated/tiny.py"),
+        (["build", "--check", *specs], 1, "extra: generated/tiny.py"),
+    ):
+        stdout = io.StringIO()
+        assert main(words, io.BytesIO(), stdout, io.StringIO()) == status
+        assert stdout.getvalue().splitlines()[-1] == last
 
 
 def test_every_layout_is_described() -> None:

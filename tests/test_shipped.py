@@ -153,7 +153,7 @@ def test_choices_decide_too() -> None:
     file = CONFIGS / "kimi-k2.5.json"
     assert kvgen("budget", "--config", file, "--tokens", 64, "--set", "page_size=16")[0] == 0
     status, _, err = kvgen("budget", "--config", file, "--tokens", 64, "--set", "elide_shared=false")
-    assert status == 1 and "note: mla: --set elide_shared=false: unknown choice `elide_shared`\n" in err
+    assert status == 2 and err.startswith("error[KV410]: --set elide_shared=false: unknown choice `elide_shared`\n")
 
 
 def test_the_file_that_is_listed_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +210,11 @@ V3 = ["--config", CONFIGS / "deepseek-v3.json"]
         ([*V3, "--set", "page_size=x"], "[KV410]: --set page_size=x: expected an integer\n"),
         (
             [*V3, "--set", "kv_format=fp16"],
+            "[KV410]: --set kv_format=fp16: "
+            "`fp16` is not among the values of `kv_format`: bf16, fp8_scaled, fp8_raw, nvfp4\n",
+        ),
+        (
+            ["--config", CONFIGS / "minimax-m3.json", "--set", "kv_format=fp16"],
             "[KV410]: no shipped layout takes these choices\n"
             "  = note: glm_dsa: --set kv_format=fp16: "
             "`fp16` is not among the values of `kv_format`: bf16, fp8_scaled, fp8_raw\n"
@@ -226,6 +231,52 @@ def test_what_is_wrong_with_the_command(command: list[object], words: list[objec
     """Said once, and not held against the model."""
     status, out, err = kvgen(*command, *words)
     assert (status, out) == (2, "") and err.startswith(f"error{message}") and err.count("error") == 1
+
+
+LLAMA = CONFIGS / "llama-3.1-70b.json"
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "status", "message"),
+    [
+        (
+            LLAMA,
+            ["tp_size=3"],
+            1,
+            f"{LLAMA}: error[KV401]: 8 heads cannot be divided over 3 ranks, nor repeated on them",
+        ),
+        (LLAMA, ["kv_format=mxfp8", "kv_order=hnd"], 1, f"{LLAMA}: error[KV401]: mxfp8 has NHD rows alone"),
+        (
+            LLAMA,
+            ["kv_format=fp8_raw"],
+            2,
+            "error[KV410]: --set kv_format=fp8_raw: `fp8_raw` is not among the values of `kv_format`: "
+            "bf16, fp8, int8, mxfp8, nvfp4, nvfp4_swizzled",
+        ),
+        (LLAMA, ["swa_pool=requests"], 2, "error[KV410]: --set swa_pool=requests: unknown choice `swa_pool`"),
+        (V3[1], ["tp_size=2"], 2, "error[KV410]: --set tp_size=2: unknown choice `tp_size`"),
+    ],
+)
+def test_a_choice_that_the_layout_of_the_config_does_not_take(
+    config: Path, settings: list[str], status: int, message: str
+) -> None:
+    """Said as if its spec had been named: with other choices the config has one layout."""
+    words = [word for setting in settings for word in ("--set", setting)]
+    rest = ["--config", config, "--tokens", 0, *words, "--format", "concise"]
+    own = "mla" if config == V3[1] else "gqa"
+    expected = (status, "", f"{message}\n")
+    assert kvgen("budget", *rest) == kvgen("budget", ROOT / "specs" / f"{own}.yaml", *rest) == expected
+
+
+@pytest.mark.parametrize("layout", ["mla", "glm_dsa"])
+def test_a_latent_is_not_divided_over_ranks(layout: str) -> None:
+    file = CONFIGS / {"mla": "deepseek-v3.json", "glm_dsa": "glm-5.json"}[layout]
+    assert kvgen("budget", "--config", file, "--tokens", 0, "--set", "tp_size=2") == (
+        2,
+        "",
+        "error[KV410]: --set tp_size=2: unknown choice `tp_size`\n"
+        "  = help: the layout divides nothing over ranks: each of them keeps all that is priced\n",
+    )
 
 
 def test_choices_without_a_config() -> None:

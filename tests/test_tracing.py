@@ -29,7 +29,7 @@ POOLS: dict[str, Callable[[], Any]] = {
         )
     },
     "hybrid_swa": lambda: hybrid_swa.Layout.from_config(WINDOWS),
-    "shared_kv": lambda: shared_kv.Layout.from_config({**HEADS, "cla_share_factor": 2}),
+    "shared_kv": lambda: shared_kv.Layout.from_config({**HEADS, "use_cla": True, "cla_share_factor": 2}),
 }
 SLOTS = {  # with a NaN, zeros and an infinity among their values
     "inside": [1, 2, 60, 7, 9, 33],
