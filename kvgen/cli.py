@@ -477,9 +477,13 @@ def _compare(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     if a.config is not None:
         priced = (Priced(left[0].namespace, left[1]), Priced(right[0].namespace, right[1]))
     difference = compare((left[0].layout, right[0].layout), priced, memory)
+    sides = ((left[0], a.config), (right[0], b.config))
+    warnings = [problem for own, file in sides if file is not None for problem in _unknown_fields(own, file)]
+    warnings = list(dict.fromkeys(warnings))
     if arguments.format == "json":
-        _print_json(difference.as_json(), stdout)
+        _print_json(difference.as_json() | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:
+        _report(warnings, {}, arguments.format, stdout, stderr)
         stdout.write(render(difference, memory))
     return 0 if difference.same else 1
 

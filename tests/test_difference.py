@@ -297,6 +297,7 @@ def test_texts_are_no_statements(old: str, new: str) -> None:
         "same": True,
         **{side: diff("small.yaml", "small.yaml", "--format", "json").document[side] for side in "ab"},
         "spec": [],
+        "problems": [],
     }
 
 

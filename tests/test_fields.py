@@ -148,6 +148,18 @@ def test_a_field_beside() -> None:
     assert concise == f"c.json: warning[KV407]: {message}\n"
 
 
+def test_a_comparison_says_it_of_either_side() -> None:
+    """Once, where both sides have one config."""
+    file = config(**DEEPSEEK_V3, sliding_window=4096)
+    message = "`sliding_window` is 4096, and the layout mla does not know the field"
+    for sides in ([f"{MLA},config={file}"] * 2, [f"{MLA},config={file}", f"config={file}"]):
+        status, out, err = kvgen("diff", *sides)
+        assert (status, err) == (0, f"warning[KV407]: {message}\n --> c.json\n  = help: {HELP}\n")
+        assert "\nthe same layout\n" in out
+        document = json.loads(kvgen("diff", *sides, "--format", "json")[1])
+        assert [problem["message"] for problem in document["problems"]] == [message]
+
+
 def test_specs_say_it_of_accepted_layouts() -> None:
     file = config(**DEEPSEEK_V3, sliding_window=4096)
     status, out, err = kvgen("specs", "--config", file)
