@@ -569,10 +569,13 @@ class _Kernel:
         twin = [f"if {name}.dtype != torch.uint8:", f"    {name} = {codes}"]
         return self.block(field, what, lines), twin
 
-    def block_lines(self, size: Size, values: Size, kept: str, index: str) -> tuple[list[str], str, str]:
-        """The index of an element of each block, and the masks of elements and of scales."""
+    def block_lines(self, field: str, values: Size, kept: str, index: str) -> tuple[list[str], str, str]:
+        """The index of an element of each block of so many, and the masks of elements and of scales."""
+        blocks, laid = self.blocks_of(field)
+        size = blocks.count
         width, last = self.width(values)
-        numbers, end = self.stretch(size, values.known or 0) if last is None else self.stretch(size, 0)
+        is_whole = self.width(laid)[1] is None and self.width(blocks.values)[1] is None
+        numbers, end = self.stretch(size, (laid.known or 0) if is_whole else 0)
         lines = [f"row = {in_brackets(numbers)}[None, :]", "block = row[:, :, None]"]
         lines += [f"value = tl.arange(0, {width})[None, None, :]"]
         lines += [f"{index} = block * {self.target.operand(values)} + value"]
@@ -600,7 +603,7 @@ class _Kernel:
         scale = blocks.scale
         scale_name, dtype = local_name(scale.name), self.fields[field].dtype
         quantiser = self.maker.quantiser(self.target.page, self.fields[field], scale)
-        lines, mask, scale_mask = self.block_lines(blocks.count, blocks.values, "kept", "element")
+        lines, mask, scale_mask = self.block_lines(field, blocks.values, "kept", "element")
         index = "element"
         lines.append(self.lay(f"{name} = ", self.loaded(self.source(name, "[:, None, None]", index), mask)))
         arguments = f"_bf16_value({name})"
@@ -614,7 +617,7 @@ class _Kernel:
         lines.append(self.lay(f"{name}, {scale_name} = ", Raw(f"{quantiser.kernel}({arguments})")))
         if self.is_packed(field):
             index = "pair"
-            more, mask, _ = self.block_lines(blocks.count, laid, "kept", index)
+            more, mask, _ = self.block_lines(field, laid, "kept", index)
             lines += [f"{name} = _packed({name})", *more[2:]]
         lines.append(self.stored(self.place(field, "uint8", "[:, None, None]", index), Raw(name), mask))
         stored = "float32" if scale.dtype == "f32" else "uint8"
@@ -714,7 +717,7 @@ class _Kernel:
         scale = blocks.scale
         scale_name, is_coded = local_name(scale.name), scale.dtype != "f32"
         index = "pair" if self.is_packed(field) else "element"
-        lines, mask, scale_mask = self.block_lines(blocks.count, laid, "kept", index)
+        lines, mask, scale_mask = self.block_lines(field, laid, "kept", index)
         loaded: Code = self.loaded(self.place(field, "uint8", "[:, None, None]", index), mask)
         if self.is_packed(field):
             loaded = call("_unpacked", loaded)
@@ -725,7 +728,7 @@ class _Kernel:
         if self.outer(field):
             lines.append(f"{scale_name} *= {self.given_scale(field)}")
         lines.append(f"{name} *= {scale_name}[:, :, None]")
-        more, out_mask, _ = self.block_lines(blocks.count, blocks.values, "inside", "element")
+        more, out_mask, _ = self.block_lines(field, blocks.values, "inside", "element")
         lines += more[2:] if self.is_packed(field) else []
         place = self.target_of(name, "[:, None, None]", count(self.fields[field]), "element")
         lines.append(self.stored(place, self.rounded(name), out_mask))
