@@ -479,8 +479,8 @@ def test_heads_that_sglang_rounds_down() -> None:
 def test_heads_that_sglang_reads_elsewhere() -> None:
     """Of a config with `multi_query`, SGLang makes pools of one head, and so does the layout.
 
-    Falcon's newer architecture has more, which SGLang asks of models of Falcon alone: here the layout reads 8, which are
-    2 on each rank.
+    Falcon's newer architecture has more, which SGLang asks of models of Falcon alone: here the layout reads 8, and that
+    is 2 on each rank.
     """
     with deployment(model=model_of("llama-3.1-8b", multi_query=True), ranks=4).serving() as configurator:
         assert DefaultPoolConfigurator(configurator)._cell_size == own_cell_size(configurator) == 16_384
