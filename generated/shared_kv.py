@@ -2086,7 +2086,8 @@ def _quantised_k_mxfp8_atom(x, NATIVE: tl.constexpr):
     bits = (scale.to(tl.uint32, bitcast=True) + 0x7FFFFF) & 0x7F800000  # up to a power of two
     scale = bits.to(tl.float32, bitcast=True)
     scaled = x * tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0))[:, :, None]
-    scaled += tl.where(scale > 0, -0.0, 0.0)[:, :, None]  # in a block of zeros, -0 is 0
+    zero = tl.where(scale > 0, 0x80000000, 0).to(tl.uint32).to(tl.float32, bitcast=True)
+    scaled += zero[:, :, None]  # -0, which changes nothing, or 0: in a block of zeros, -0 is 0
     code = _e4m3_code(scaled, NATIVE)
     return code, _e8m0_code(scale)
 

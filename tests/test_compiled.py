@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from fake_driver import TARGETS, FakeDriver, count_operations, without_interpreter
 from triton.backends.compiler import GPUTarget
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-NATIVE = ("sm_89", "sm_90", "sm_100", "sm_120", "gfx950")  # that have an instruction for e4m3
+NATIVE = ("sm_90", "sm_100", "sm_120", "gfx950")  # that have an instruction for e4m3
+if not triton.__version__.startswith("3.8."):  # which goes by f16 there
+    NATIVE += ("sm_89",)
 KERNELS = {
     "_clear_kernel",
     "_gather_index_fp8_kernel",

@@ -625,7 +625,8 @@ def _quantised_value(x, NATIVE: tl.constexpr):
     scale = tl.maximum(tl.div_rn(largest, 448.0), 2.0**-126)
     scale = tl.where(largest > 0, scale, 0.0)
     scaled = x * tl.div_rn(1.0, tl.where(scale > 0, scale, 1.0))[:, :, None]
-    scaled += tl.where(scale > 0, -0.0, 0.0)[:, :, None]  # in a block of zeros, -0 is 0
+    zero = tl.where(scale > 0, 0x80000000, 0).to(tl.uint32).to(tl.float32, bitcast=True)
+    scaled += zero[:, :, None]  # -0, which changes nothing, or 0: in a block of zeros, -0 is 0
     code = _e4m3_code(scaled, NATIVE)
     return code, scale
 
