@@ -40,10 +40,6 @@ class KernelProfile:
     accessed: int  # bytes of global memory that threads access for a token or page, those that several read included
     least: int  # bytes that have to be read and written
 
-    @property
-    def key(self) -> str:
-        return f"{self.kernel} {self.variant}"
-
     def as_json(self) -> dict[str, Any]:
         own = asdict(self)
         code = own.pop("code")

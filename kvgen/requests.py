@@ -49,10 +49,7 @@ class _Driver:
         self.target = target
 
     def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        own = TARGETS[self.target]
-        return GPUTarget(own.backend, own.arch, own.threads)
+        return TARGETS[self.target].as_triton()
 
     def get_current_device(self) -> str:
         return self.target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,12 @@ class Target:
     arch: int | str  # 90, or "gfx950"
     threads: int  # of a warp
     shared_bytes: int  # that one program can have
+
+    def as_triton(self) -> Any:
+        """The same as Triton's drivers say it."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget(self.backend, self.arch, self.threads)
 
 
 TARGETS = {

@@ -34,19 +34,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
-from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime import driver as triton_driver
 
-TARGETS = {  # and the bytes of shared memory that one program can have
-    "sm_80": (GPUTarget("cuda", 80, 32), 163 << 10),
-    "sm_89": (GPUTarget("cuda", 89, 32), 99 << 10),
-    "sm_90": (GPUTarget("cuda", 90, 32), 227 << 10),
-    "sm_100": (GPUTarget("cuda", 100, 32), 227 << 10),
-    "sm_120": (GPUTarget("cuda", 120, 32), 99 << 10),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), 64 << 10),
-    "gfx950": (GPUTarget("hip", "gfx950", 64), 160 << 10),
-}
+from kvgen.targets import TARGETS
+
 _ROOT = Path(__file__).parent.parent
 _ELSEWHERE = "KVGEN_TESTS_WITHOUT_INTERPRETER"  # set in the process that runs such tests
 _TESTS: dict[str, list[str]] = defaultdict(list)  # of each file, those that run without the interpreter
@@ -154,8 +146,8 @@ class FakeDriver:
     def utils(self) -> "FakeDriver":
         return self
 
-    def get_current_target(self) -> GPUTarget:
-        return TARGETS[self.target][0]
+    def get_current_target(self) -> Any:
+        return TARGETS[self.target].as_triton()
 
     def get_current_device(self) -> int:
         return self._device
@@ -164,7 +156,7 @@ class FakeDriver:
         return 0
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": TARGETS[self.target][1]}
+        return {"max_shared_mem": TARGETS[self.target].shared_bytes}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, Any, int, int, int]:
         assert self._loading is not None

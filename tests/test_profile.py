@@ -23,15 +23,20 @@ CONFIGS = {"gqa": "gqa.json", "hybrid_swa": "hybrid_swa.json", "shared_kv": "sha
 ORDINARY = ("sm_90", "sm_100", "gfx950")  # of every spec; of glm_dsa all of them
 
 
+def run_profile(spec: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command, in a process where kernels are compiled."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "kvgen", "profile", str(spec), *words]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+
+
 @functools.cache
 def profiled(spec: str, targets: tuple[str, ...]) -> dict[str, dict[str, dict[str, Any]]]:
-    """What the command says of each kernel, in a process where kernels are compiled."""
+    """What the command says of each kernel."""
     words = [word for target in targets for word in ("--arch", target)]
     if spec in CONFIGS:
         words += ["--config", str(ROOT / "tests" / "data" / "profile" / CONFIGS[spec])]
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "kvgen", "profile", str(SPECS[spec]), *words, "--format", "json"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = run_profile(SPECS[spec], *words, "--format", "json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     return {target: {f"{own['kernel']}: {own['variant']}": own for own in kernels} for target, kernels in found.items()}
@@ -141,19 +146,7 @@ def test_widths_that_are_no_powers_of_two(tmp_path: Path) -> None:
     status, text, err = kvgen("build", tmp_path / "widths.yaml", "-o", "-")
     assert (status, err) == (0, "")
     assert not re.search(r"mask=.*(column|block|value) <", text)
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [
-        sys.executable,
-        "-m",
-        "kvgen",
-        "profile",
-        tmp_path / "widths.yaml",
-        "--arch",
-        "sm_90",
-        "--format",
-        "json",
-    ]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = run_profile(tmp_path / "widths.yaml", "--arch", "sm_90", "--format", "json")
     assert done.returncode == 0, done.stderr
     (own,) = (
         own
@@ -263,9 +256,7 @@ def test_text_and_a_config(tmp_path: Path) -> None:
         "--arch",
         "sm_90",
     ]
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "kvgen", "profile", str(SPECS["gqa"]), *words]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = run_profile(SPECS["gqa"], *words)
     assert (done.returncode, done.stderr) == (0, "")
     names = [line.split(":")[0].strip() for line in done.stdout.splitlines() if ": " in line]
     assert set(names) == {"clear", "load_bf16_hnd", "pack", "store_bf16_hnd", "unpack"}
