@@ -74,6 +74,8 @@ def test_triton_is_asked_once(asked: list[str]) -> None:
         assert len(asked) == len(first) == 8
         assert everything() == first
         assert len(asked) == 8
+        # whatever the default of Triton's version is
+        assert {launch.compiled.metadata.enable_fp_fusion for launch in driver.launches} == {False}
 
 
 @without_interpreter
