@@ -142,7 +142,6 @@ class _Viewer:
         roots = [case.use for space in layout.spaces for case in space.cases if isinstance(case.use, RootSpace)]
         self.has_requests = any(root.per_request.known != 0 for root in roots)
         self.has_fixed = any(root.fixed.known != 0 for root in roots)
-        self.has_mapped = any(self.is_told_of_tokens(root) for root in roots)
         self.has_split = any(buffer.split is not None for buffer in layout.buffers)
         self.has_align = any(buffer.align is not None for buffer in layout.buffers)
         self.has_block = any(buffer.block is not None for buffer in layout.buffers)
@@ -242,8 +241,6 @@ class _Viewer:
             has_block=self.has_block,
             has_requests=self.has_requests,
             has_fixed_slots=self.has_fixed,
-            has_mapped_spaces=self.has_mapped,
-            token_space="space.slots_per_token or space.holds_tokens" if self.has_mapped else "space.slots_per_token",
             has_translation=self.has_translation,
             has_derived_spaces=any(True for _ in self.derived_spaces()),
             has_walks=self.has_walks,
@@ -667,8 +664,6 @@ class _Viewer:
                     items.append(Keyword("slots_per_request", self.rate(form.per_request)))
                 if form.fixed.known != 0:
                     items.append(Keyword("fixed_slots", self.rate(form.fixed)))
-                if self.is_told_of_tokens(form):
-                    items.append(Keyword("holds_tokens", Raw("True")))
                 reserve = self.printer.code(form.reserve)
                 if flat(reserve) != "1":
                     items.append(Keyword("reserved_pages", reserve))
@@ -681,16 +676,6 @@ class _Viewer:
             return call(f"{parent}.paged", name, self.derived_page(space, form), self.rows(form))
 
         return code
-
-    def is_told_of_tokens(self, form: RootSpace) -> bool:
-        """Whether slots of tokens are mapped to the space, though its size may not grow with them."""
-        return form.parent is not None and not form.per_token.known and self.holds_tokens(form.parent)
-
-    def holds_tokens(self, name: str) -> bool:
-        """Whether tokens have slots in a space, in some case of it."""
-        forms = [case.use for case in self.spaces[name].cases]
-        grown = any(isinstance(form, RootSpace) and form.per_token.known != 0 for form in forms)
-        return grown or any(form.parent is not None and self.holds_tokens(form.parent) for form in forms)
 
     def rows(self, form: DerivedSpace) -> Code:
         """The slot here of each slot of a page of the parent, -1 where it is not held."""

@@ -112,6 +112,16 @@ def _given(verb: str, field: FieldLayout) -> FieldLayout:
     return field if verb in ("store", "load") else packed(field) or field
 
 
+def _is_float(field: FieldLayout) -> bool:
+    """Whether a load can convert the field."""
+    return field.dtype in FLOATS or field.quant is not None
+
+
+def _dtype_unasked(field: FieldLayout) -> str:
+    """The dtype that a load returns a field in where the caller names none."""
+    return plain_dtype(field) if field.quant is None else "bfloat16"
+
+
 def _scale_arguments(page: Page, item: OperationLayout) -> tuple[str, ...]:
     """The arguments for the scales that a store or load on a page is given."""
     if item.verb not in ("store", "load"):
@@ -235,6 +245,8 @@ class _Pool:
             "slots_lines": slots_or_pages("slots"),
             "pages_lines": slots_or_pages("pages"),
             "blocks_of_a_page": " * (entry.space.page_size // entry.page.slots)" if self.has_block() else "",
+            "or_shared_rows": ", or slots that share rows" if self.has_translation else "",
+            "or_parted_rows": ", or a part of the slots that share a row" if self.has_translation else "",
             "blank_argument": ", self._blank" if self.has_init else ",",
         }
 
@@ -291,9 +303,26 @@ class _Pool:
             is_rows=item.verb == "view" and item.view == "rows",
             is_fields=item.verb == "view" and item.view == "fields",
             is_describe=item.verb == "describe",
-            has_dtype=item.verb == "load",
+            loaded_dtypes=self.loaded_dtypes(item) if item.verb == "load" else "",
+            loaded_names=self.loaded_names(item),
             has_translation=self.has_translation and not item.at_own,
         )
+
+    def loads_own_dtypes(self, item: OperationLayout) -> bool:
+        """Whether a load returns some field in a dtype of its own, other than bfloat16, unless another is asked for."""
+        fields = (field for target in _targets(self.layout, item) for field in target.page.fields)
+        floats = [field for field in fields if field.name in item.fields and _is_float(field)]
+        return any(_dtype_unasked(field) != "bfloat16" for field in floats)
+
+    def loaded_dtypes(self, item: OperationLayout) -> str:
+        """The dtypes that a load may be asked for; None among them where that asks for more than one of them does."""
+        none = [Raw("None")] if self.loads_own_dtypes(item) else []
+        return flat(tuple_of([*none, *(Raw(f"torch.{name}") for name in _LOADED)]))
+
+    def loaded_names(self, item: OperationLayout) -> str:
+        """The same as a refusal lists them."""
+        *most, last = ["None", *_LOADED] if self.loads_own_dtypes(item) else _LOADED
+        return f"{', '.join(most)} or {last}"
 
     def reads_others(self, item: OperationLayout) -> bool:
         """Whether it works for layers that read what another layer owns, too."""
@@ -326,8 +355,13 @@ class _Pool:
                 dtype = " or ".join(dict.fromkeys(own for dtypes in self.dtypes(item, name).values() for own in dtypes))
                 doc.append(f"{argument}: {name}, {dtype} [n, {self.shown_shape(item, name)}].")
         if item.verb == "load":
-            arguments.append("dst_dtype: torch.dtype = torch.bfloat16")
-            doc.append("dst_dtype: of what comes back, bfloat16, float16 or float32.")
+            if self.loads_own_dtypes(item):
+                arguments.append("dst_dtype: torch.dtype | None = None")
+                kept = "None for bfloat16 where a field is quantised and for its own dtype where it is not"
+                doc.append(f"dst_dtype: of what comes back, bfloat16, float16 or float32; {kept}.")
+            else:
+                arguments.append("dst_dtype: torch.dtype = torch.bfloat16")
+                doc.append("dst_dtype: of what comes back, bfloat16, float16 or float32.")
         given = self.scales_given(item)
         arguments += [f"{name}: torch.Tensor | float | None = None" for name in given]
         if given:
@@ -536,8 +570,9 @@ class _Pool:
             numbers.append(Raw(in_constants(count(laid))))
             dtype = f"torch.{integer_dtype(packed(field) or field)}"
             if item.verb == "load":
-                is_float = field.dtype in FLOATS or field.quant is not None
-                dtype = "dst_dtype" if is_float else f"torch.{plain_dtype(field)}"
+                dtype = f"torch.{_dtype_unasked(field)}"
+                if _is_float(field):
+                    dtype = f"dst_dtype or {dtype}" if self.loads_own_dtypes(item) else "dst_dtype"
             dtypes.append(Raw(dtype))
         return numbers, dtypes
 
@@ -555,7 +590,7 @@ class _Pool:
                 continue
             names = flat(tuple_of([Raw(quoted(name)) for name in item.buffers]))
             loops = {
-                "load": "product(nowhere, (torch.bfloat16, torch.float16, torch.float32))",
+                "load": f"product(nowhere, {self.loaded_dtypes(item)})",
                 "gather": "product(nowhere, nowhere)",
             }
             given = {"load": "slots, dtype", "gather": "lengths, table"}.get(item.verb, "slots")
@@ -604,4 +639,5 @@ def _docstring(rest: str, arguments: list[str], raises: list[str]) -> Iterator[s
                 yield from wrap(entry, f"{margin}    ", f"{margin}        ", 120)
 
 
+_LOADED = ("bfloat16", "float16", "float32")  # that a load converts to
 _UNITS = ((1, "uint8"), (2, "int16"), (4, "int32"), (8, "int64"), (16, "complex128"))

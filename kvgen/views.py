@@ -193,7 +193,8 @@ class OperationView:
     is_rows: bool
     is_fields: bool
     is_describe: bool
-    has_dtype: bool
+    loaded_dtypes: str  # that a load may be asked for; empty where it is none
+    loaded_names: str
     has_translation: bool
 
 
@@ -216,6 +217,8 @@ class PoolView:
     pages_decorator: str
     slots_lines: tuple[str, ...]
     pages_lines: tuple[str, ...]
+    or_shared_rows: str  # what else operations of the whole pool refuse
+    or_parted_rows: str
     blank_argument: str
     blocks_of_a_page: str
     move: str
@@ -295,8 +298,6 @@ class ModuleView:
     has_block: bool
     has_requests: bool
     has_fixed_slots: bool
-    has_mapped_spaces: bool
-    token_space: str
     has_translation: bool
     has_derived_spaces: bool
     has_walks: bool

@@ -4,8 +4,10 @@
 bytes, and holds every byte of both against `support.addresses.Model` after each operation, gaps included.
 """
 
+import json
 import pickle
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -592,13 +594,12 @@ def moved(pools: Pools) -> None:
     """Sources are targets too, so that it matters that all reads come first; some come twice."""
     sources, targets = pools.slots(), pools.slots(torch.int32)
     for own in (sources, targets):
-        for root in pools.case.shared:
-            del own[root]
+        own |= dict.fromkeys(pools.case.shared, [])
     count = {root: min(len(sources[root]), len(targets[root])) for root in sources}
     sources, targets = ({root: own[: count[root]] for root, own in slots.items()} for slots in (sources, targets))
     for own in sources.values():
         own[1::5] = own[: len(own[1::5])]
-    if sources:
+    if any(sources.values()):
         pools.both("move", pools.given(targets, torch.int32), pools.given(sources))
         pools.model.move(targets, sources)
         pools.check()
@@ -607,12 +608,12 @@ def moved(pools: Pools) -> None:
 def copied(pools: Pools) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """Slots to copy and as many to write, some of them not there.
 
-    Where slots share rows they are the same slots of two pages: those that share one come from one and go to one.
+    Where slots share rows they are those of whole pages, in one order: those that share a row go to one row.
     """
     sources, targets = pools.slots(), pools.slots()
     for root in pools.case.shared:
         size, num_slots = pools.model.page_size(root), pools.model.num_slots()[root]
-        places = pools.random.permutation(size)[: pools.case.count].tolist()
+        places = pools.random.permutation(size).tolist()
         for own in (sources, targets):
             page = int(pools.random.integers(num_slots // size))
             own[root] = [*(page * size + place for place in places), -1, num_slots, 2**40]
@@ -1022,14 +1023,19 @@ class Layer:
         names: Sequence[str] = (),
         dtypes: Sequence[torch.dtype] = (torch.bfloat16,),
     ) -> None:
-        """Codes times their scales, rounded once; what is stored as it came as it is, but in another type."""
+        """Codes times their scales, rounded once; what is stored as it came as it is, but in another type.
+
+        Where no dtype is asked for, codes come as bf16 and what is stored as it came in its own dtype.
+        """
         slots = self.slots(torch.int64)
-        for dtype in dtypes:
-            found = self.pools.both(operation, self.asked, self.placed(slots), dtype, **self.given)
+        for dtype in (None, *dtypes):
+            asked = () if dtype is None else (dtype,)
+            found = self.pools.both(operation, self.asked, self.placed(slots), *asked, **self.given)
             for name, values in zip(names or self.values, found, strict=True):
                 shape = self.shape(name)
                 assert values.shape == (len(slots), *((1, *shape) if len(shape) == 1 else shape))
-                expected = self.loaded(name, self.own(slots), dtype)
+                unasked = torch.bfloat16 if name in self.rules else TORCH[self.memory(name).fields[name].dtype]
+                expected = self.loaded(name, self.own(slots), dtype or unasked)
                 np.testing.assert_array_equal(raw(values), raw(expected), name)
                 assert values.dtype == expected.dtype
         self.pools.check()
@@ -1759,26 +1765,44 @@ def test_no_slots(name: str, backend: str, random: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("space", ["token", "window", "request"])
 def test_a_space_named_alone(space: str, random: np.random.Generator) -> None:
-    """The buffers of the others are left alone."""
+    """The buffers of the others are left alone, where those are named without slots."""
     with pools_of(CASES["apart"], random) as pools:
-        sources, targets = ({space: pools.slots()[space]} for _ in range(2))
+        nothing: dict[str, list[int]] = {"token": [], "window": [], "request": []}
+        sources, targets = ({**nothing, space: pools.slots()[space]} for _ in range(2))
         pools.both("move", pools.given(targets), pools.given(sources))
         pools.model.move(targets, sources)
         pools.check()
-        pools.both("clear_pages", {space: torch.tensor([1])})
+        pools.both("clear_pages", pools.given({**nothing, space: [1]}))
         pools.model.clear_pages({space: [1]})
         pools.check()
 
 
-def test_one_tensor_is_for_the_tokens(random: np.random.Generator) -> None:
-    """Beside tokens, requests have to be named."""
-    with pools_of(CASES["states of load-time types"], random) as pools:
-        sources, targets = ({"token": pools.slots()["token"]} for _ in range(2))
-        pools.both("move", strided(targets["token"]), strided(sources["token"]))
-        pools.model.move(targets, sources)
-        pools.check()
-        copy = pools.both("save", strided(sources["token"]))
-        assert copy["slots"] == {"token": len(sources["token"])}
+def test_tokens_alone_where_requests_have_states() -> None:
+    """Whatever would leave out the states is refused, and nothing is written."""
+    case = CASES["states of load-time types"]
+    pool = case.pool()
+    for entry in pool._entries:
+        entry.memory.random_(0, 256)
+    before = [entry.memory.clone() for entry in pool._entries]
+    each = "must be a mapping with an entry for each of the spaces token, request"
+    left_out = f"{each}, and `request` is left out; an entry of no length leaves a space as it is"
+    both = {"token": SLOTS, "request": SLOTS[:1]}
+    copy, staging = pool.save(both), pool.pack(both)
+    for slots, needed in ((SLOTS, f"{each}, not int64 [3] on cpu"), ({"token": SLOTS}, left_out)):
+        for name, call in (
+            ("tgt_loc", lambda slots: pool.move(slots, both)),
+            ("src_loc", lambda slots: pool.move(both, slots)),
+            ("loc", pool.save),
+            ("loc", pool.pack),
+            ("loc", lambda slots: pool.restore(copy, slots)),
+            ("loc", lambda slots: pool.unpack(staging, slots)),
+            ("pages", pool.clear_pages),
+        ):
+            with pytest.raises(ValueError) as error:
+                call(slots)
+            assert str(error.value) == f"{name} {needed}"
+    for entry, memory in zip(pool._entries, before, strict=True):
+        assert torch.equal(entry.memory, memory)
 
 
 def test_no_layers(random: np.random.Generator) -> None:
@@ -1791,7 +1815,7 @@ def test_no_layers(random: np.random.Generator) -> None:
             pool.move(slots, slots)
             pool.clear_pages(slots)
             copy = pool.save(slots)
-            assert copy["layers"] == {"kv": (), "kv_window": (), "states": ()}
+            assert copy["layers"] == {"kv": [], "kv_window": [], "states": []}
             pool.restore(copy, slots)
             assert pool.describe_staging({"token": 3}) == ()
             assert pool.transfer_regions() == []
@@ -1834,82 +1858,237 @@ SLOTS = torch.tensor([1, 2, 3])
 
 
 def test_one_tensor_where_slots_are_numbered_apart() -> None:
-    needed = "must be a mapping by the names of spaces that number slots apart: ['token', 'window']"
-    apart = CASES["apart"]
-    assert refused(apart, "move", SLOTS, {"token": SLOTS}) == f"tgt_loc {needed}"
-    assert refused(apart, "move", {"token": SLOTS}, SLOTS) == f"src_loc {needed}"
+    each = "must be a mapping with an entry for each of the spaces token, window, request"
+    needed = f"{each}, not int64 [3] on cpu"
+    apart, all_three = CASES["apart"], dict.fromkeys(("token", "window", "request"), SLOTS)
+    assert refused(apart, "move", SLOTS, all_three) == f"tgt_loc {needed}"
+    assert refused(apart, "move", all_three, SLOTS) == f"src_loc {needed}"
     for operation, name in (("save", "loc"), ("pack", "loc"), ("clear_pages", "pages")):
         assert refused(apart, operation, SLOTS) == f"{name} {needed}"
-    assert refused(apart, "describe_staging", 3) == f"n {needed}"
-    copy = apart.pool().save({"token": SLOTS})
+    assert refused(apart, "describe_staging", 3) == f"n {each}, not 3"
+    copy = apart.pool().save(all_three)
     assert refused(apart, "restore", copy, SLOTS) == f"loc {needed}"
     assert refused(apart, "unpack", *copy["staging"], SLOTS) == f"loc {needed}"
+    for left_out in all_three:
+        others = {name: own for name, own in all_three.items() if name != left_out}
+        came = f"and `{left_out}` is left out; an entry of no length leaves a space as it is"
+        assert refused(apart, "save", others) == f"loc {each}, {came}"
+        assert refused(apart, "describe_staging", dict.fromkeys(others, 3)) == f"n {each}, {came}"
 
 
 def test_spaces_that_are_not_there() -> None:
-    known = "must be a mapping by the names of spaces, token, window, request, not"
+    known = "must be a mapping with an entry for each of the spaces token, window, request, not for"
     apart = CASES["apart"]
     assert refused(apart, "move", {"tokens": SLOTS}, {"token": SLOTS}) == f"tgt_loc {known} 'tokens'"
     assert refused(apart, "save", {"host": SLOTS}) == f"loc {known} 'host'"
     assert refused(apart, "clear_pages", {0: SLOTS}) == f"pages {known} 0"
     derived = CASES["derived"]  # callers do not name spaces that follow from another
-    assert refused(derived, "save", {"odd": SLOTS}) == "loc must be a mapping by the names of spaces, token, not 'odd'"
-    wanted = "n must be a number of slots, or such numbers for ('token', 'window', 'request'), not"
-    assert refused(apart, "describe_staging", {"tokens": 1}) == f"{wanted} {{'tokens': 1}}"
-    assert refused(apart, "describe_staging", {"token": -1}) == f"{wanted} {{'token': -1}}"
+    each = "loc must be a mapping with an entry for each of the spaces token"
+    assert refused(derived, "save", {"odd": SLOTS}) == f"{each}, not for 'odd'"
+    assert refused(apart, "describe_staging", {"tokens": 1}) == f"n {known} 'tokens'"
+    wrong = {"token": 1, "window": -1, "request": 1}
+    assert refused(apart, "describe_staging", wrong) == "n must be a number of slots, not -1"
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.shared])
 def test_slots_that_share_rows_are_not_moved(name: str) -> None:
     """In spaces that share none they are."""
     case = CASES[name]
+    pool = case.pool()
     for root, space in case.shared.items():
-        expected = f"slots of `{space}` share rows, so that single slots cannot be moved"
-        assert refused(case, "move", {root: SLOTS}, {root: SLOTS}) == expected
+        slots = {**dict.fromkeys(pool._roots, SLOTS[:0]), root: SLOTS}
+        copying = "only save and restore copy them, those that share a row together"
+        expected = f"slots of `{space}` share rows: {copying}"
+        assert refused(case, "move", slots, slots) == expected
+        assert refused(case, "pack", slots) == expected
+        assert refused(case, "unpack", torch.zeros(1), slots) == expected
+
+
+# Four slots of a page of 16 share a compressed row; each has a mark of its own, too.
+FOURS = spec(
+    "fours",
+    """
+row: {fields: {k: "bf16[8]"}, page: [[k]]}
+mark: {fields: {m: "i64[1]"}, page: [[m]]}
+""",
+    """
+kc: {format: row, space: comp, layers: all}
+marks: {format: mark, space: token, layers: all}
+""",
+    layers="body: 1",
+    spaces="token: {slots: tokens, page: 16}\ncomp: {of: token, slot: offset // 4}",
+    operations="store_kc: {store: [kc], args: {k: k}}\nload_kc: {load: [kc], returns: [k]}",
+)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_slots_that_share_rows_are_restored_together(backend: str, random: np.random.Generator) -> None:
+    """Rows hold the slot over four: 16 .. 19 have row 4, 32 .. 35 row 8, and so on. What was refused wrote nothing."""
+    derived = {"comp": Derived("token", 16, 4, lambda offset: offset // 4)}
+    with pools_of(Case(FOURS, tokens=64, derived=derived), random, races=False) as pools:
+        pool = pools.pools[backend]
+        slots = torch.arange(16, 80)
+        pool.store_kc(0, slots, (slots[:, None] // 4).expand(64, 8).bfloat16())
+
+        def rows() -> list[int]:
+            return pool.load_kc(0, torch.arange(16, 80, 4))[0][:, 0, 0].tolist()
+
+        before = list(range(4, 20))
+        assert rows() == before
+        needs = "loc must have all slots that share a row of `comp`, as whole pages have: of the 4 slots of row"
+        fits = "loc must have slots that share a row where the copy has such: row"
+        whole = pool.save(torch.arange(16, 24))
+        for copied, message in (
+            (lambda: pool.save(torch.tensor([16])), f"{needs} 4, 1 came"),
+            (lambda: pool.save(torch.tensor([16, 16, 17, 18])), f"{needs} 4, 3 came"),
+            (lambda: pool.restore(whole, torch.arange(33, 41)), f"{needs} 8, 3 came"),
+            (
+                lambda: pool.restore(whole, torch.tensor([32, 36, 33, 37, 34, 38, 35, 39])),
+                f"{fits} 8 of `comp` would be written from rows 4 and 5",
+            ),
+            (
+                lambda: pool.restore({**whole, "rows": {}}, torch.arange(32, 40)),
+                "copy must have the rows of `comp`, int64 [8], not None",
+            ),
+        ):
+            with pytest.raises(ValueError) as error:
+                copied()
+            assert str(error.value) == message
+            assert rows() == before
+        pool.restore(whole, torch.tensor([39, 37, 38, 36, 60, 61, 63, 62]))
+        assert rows() == [*before[:5], 4, *before[6:11], 5, *before[12:]]
 
 
 def test_moves_of_other_slots_than_were_named() -> None:
     expected = "tgt_loc and src_loc must agree in slots: {'token': 2} and {'token': 3}"
     assert refused(CASES["gaps"], "move", SLOTS[:2], SLOTS) == expected
-    expected = "tgt_loc and src_loc must agree in slots: {'token': 3} and {'window': 3}"
-    assert refused(CASES["apart"], "move", {"token": SLOTS}, {"window": SLOTS}) == expected
+    targets, sources = ({"token": SLOTS, "window": SLOTS, "request": SLOTS[:count]} for count in (2, 3))
+    counts = [{"token": 3, "window": 3, "request": count} for count in (2, 3)]
+    expected = f"tgt_loc and src_loc must agree in slots: {counts[0]} and {counts[1]}"
+    assert refused(CASES["apart"], "move", targets, sources) == expected
 
 
 def test_copies_of_another_layout() -> None:
-    """By the first thing that differs: the bytes of a page, the layers, the number of slots."""
+    """By the first thing that differs: the layout, a choice, the rank, the layers, a page, the number of slots."""
     small = CASES["page of 3"]
     copy = small.pool().save(SLOTS)
 
     def told(what: str, theirs: object, own: object) -> str:
-        return f"copy must be of this layout and as many slots: {what} are {theirs} in the copy and {own} here"
+        return f"copy must be of this layout, rank and number of slots: {what} is {theirs} in the copy and {own} here"
 
     def page(case: Case) -> str:
         return case.layout().page_fingerprint("kv")
 
     wider = replace(small, config={"dim": 16})
     assert page(wider) != page(small)
-    assert refused(wider, "restore", copy, SLOTS) == told("page_fingerprints of `kv`", page(small), page(wider))
-    assert refused(small, "restore", copy, SLOTS, end_layer=1) == told("layers of `kv`", (0, 1), (0,))
-    assert refused(small, "restore", copy, SLOTS[:2]) == told("slots of `token`", 3, 2)
+    assert refused(wider, "restore", copy, SLOTS) == told("page_fingerprints.kv", repr(page(small)), repr(page(wider)))
+    assert refused(small, "restore", copy, SLOTS, end_layer=1) == told("choices.end_layer", 2, 1)
+    assert refused(small, "restore", copy, SLOTS[:2]) == told("slots.token", 3, 2)
+    for changed, what, theirs, own in (
+        ({"layers": {"kv": [0]}}, "layers.kv", [0], [0, 1]),
+        ({"layers": {"kv": [0, 1], "v": [0]}}, "layers.v", [0], None),
+        ({"rank": 3}, "rank", 3, 0),
+        ({"layout": "large"}, "layout", "'large'", "'small_pages'"),
+        ({"fingerprint": None}, "fingerprint", None, repr(small.layout().fingerprint)),
+        ({"choices": {}}, "choices.page_size", None, copy["choices"]["page_size"]),
+    ):
+        assert refused(small, "restore", {**copy, **changed}, SLOTS) == told(what, theirs, own)
     apart = CASES["apart"]
-    copy = apart.pool().save({"token": SLOTS, "request": SLOTS})
-    assert refused(apart, "restore", copy, {"token": SLOTS}) == told("slots of `request`", 3, None)
-    assert refused(small, "restore", copy, SLOTS) == told(
-        "page_fingerprints of `kv`", copy["page_fingerprints"]["kv"], page(small)
-    )
-    for broken in (None, {}, {"page_fingerprints": None}):
-        assert refused(small, "restore", broken, SLOTS) == told("page_fingerprints of `kv`", None, page(small))
+    copy = apart.pool().save({"token": SLOTS, "window": SLOTS, "request": SLOTS})
+    fewer = {"token": SLOTS, "window": SLOTS, "request": SLOTS[:0]}
+    assert refused(apart, "restore", copy, fewer) == told("slots.request", 3, 0)
+    assert refused(small, "restore", copy, SLOTS) == told("layout", "'apart'", "'small_pages'")
+    for broken in (None, 3, [copy]):
+        expected = f"copy must be what `save` returned, not {repr(broken)[:57]}"
+        assert refused(small, "restore", broken, SLOTS).startswith(expected)
+    assert refused(small, "restore", {}, SLOTS) == told("layout", None, "'small_pages'")
     other_pages = replace(small, choices={"page_size": 5})  # of other slots to a page
-    assert "page_fingerprints of `kv`" in refused(other_pages, "restore", small.pool().save(SLOTS), SLOTS)
+    assert refused(other_pages, "restore", small.pool().save(SLOTS), SLOTS) == told("choices.page_size", 3, 5)
+
+
+def test_a_copy_of_another_rank() -> None:
+    """Ranks share a layout and hold other heads, so that nothing but their number tells their copies apart."""
+    module, layout = compiled(SMALL), CASES["page of 3"].layout()
+    one, other = (module.Pool(layout, 90, rank=rank) for rank in (0, 1))
+    copy = one.save(SLOTS)
+    with pytest.raises(ValueError, match="rank is 0 in the copy and 1 here$"):
+        other.restore(copy, SLOTS)
+    module.Pool(layout, 90, rank=0).restore(copy, SLOTS)
+    for rank in (-1, True, "0", 1.0):
+        with pytest.raises(ValueError, match="^rank must be an integer of at least 0, not "):
+            module.Pool(layout, 90, rank=rank)
+
+
+@pytest.mark.parametrize("name", ["page of 3", "apart", "sharing"])
+def test_a_copy_whose_bytes_have_changed(name: str, random: np.random.Generator) -> None:
+    """Any bit of any byte that a copy holds: nothing of it is written."""
+    case = CASES[name]
+    pool = case.pool()
+    for entry in pool._entries:
+        entry.memory.random_(0, 256)
+    page = torch.arange(16, 32)
+    slots = dict.fromkeys(pool._roots, page) if len(pool._roots) > 1 else page
+    copy = pool.save(slots)
+    pool.restore(copy, slots)
+    before = [entry.memory.clone() for entry in pool._entries]
+    (staging,) = copy["staging"]
+    tensors = [staging, *copy.get("rows", {}).values()]
+    for _ in range(200):
+        tensor = tensors[random.integers(len(tensors))].view(torch.uint8)
+        byte, bit = int(random.integers(tensor.numel())), 1 << int(random.integers(8))
+        tensor[byte] ^= bit
+        with pytest.raises(ValueError, match="^copy must have the bytes that were saved: their CRC-32 was |^loc must "):
+            pool.restore(copy, slots)
+        tensor[byte] ^= bit
+    flags = staging[-3:].clone()
+    staging[-3:] = 0  # without them, slots would be skipped
+    with pytest.raises(ValueError, match="^copy must have the bytes that were saved"):
+        pool.restore(copy, slots)
+    staging[-3:] = flags
+    for lost in (None, 0, str(copy["checksum"])):
+        with pytest.raises(ValueError, match="^copy must have the bytes that were saved"):
+            pool.restore({**copy, "checksum": lost}, slots)
+    for entry, memory in zip(pool._entries, before, strict=True):
+        assert torch.equal(entry.memory, memory)
+    pool.restore(copy, slots)
+
+
+def test_the_checksum_is_that_of_every_other_library() -> None:
+    """CRC-32 as zip files have it, of the staging tensors one behind the other."""
+    pool = CASES["page of 3"].pool()
+    for entry in pool._entries:
+        entry.memory.random_(0, 256)
+    copy = pool.save(SLOTS)
+    assert copy["checksum"] == zlib.crc32(b"".join(bytes(own.tolist()) for own in copy["staging"]))
+
+
+@pytest.mark.parametrize("name", ["page of 3", "apart", "sharing", "half bytes"])
+def test_a_copy_that_went_through_json(name: str) -> None:
+    """All but the tensors, which go as bytes; JSON makes lists of tuples."""
+    case = CASES[name]
+    pool, other = case.pool(), case.pool()
+    for entry in pool._entries:
+        entry.memory.random_(0, 256)
+    page = torch.arange(16, 32)
+    slots = dict.fromkeys(pool._roots, page) if len(pool._roots) > 1 else page
+    copy = pool.save(slots)
+    rest = json.loads(json.dumps({key: own for key, own in copy.items() if key not in ("staging", "rows")}))
+    staging = [torch.frombuffer(bytearray(own.numpy().tobytes()), dtype=torch.uint8) for own in copy["staging"]]
+    rows = {key: torch.tensor(json.loads(json.dumps(own.tolist()))) for key, own in copy.get("rows", {}).items()}
+    other.restore({**rest, "staging": staging, "rows": rows}, slots)
+    assert_same(other.save(slots)["staging"], copy["staging"])
 
 
 def test_copies_of_planes_of_their_own() -> None:
     """A copy of a buffer whose planes are tensors is one of another layout where they are not."""
     split, whole = CASES["split"], CASES["aligned"]
-    message = refused(whole, "restore", split.pool().save(SLOTS), SLOTS)
+    copy = split.pool().save(SLOTS)
+    came = "choices.split is True in the copy and False here"
+    assert refused(whole, "restore", copy, SLOTS) == f"copy must be of this layout, rank and number of slots: {came}"
+    copy = {**copy, "choices": {**copy["choices"], "split": False}}
     theirs, own = (case.layout().page_fingerprint("kv") for case in (split, whole))
-    came = f"page_fingerprints of `kv` are {theirs} in the copy and {own} here"
-    assert message == f"copy must be of this layout and as many slots: {came}"
+    came = f"page_fingerprints.kv is '{theirs}' in the copy and '{own}' here"
+    assert refused(whole, "restore", copy, SLOTS) == f"copy must be of this layout, rank and number of slots: {came}"
 
 
 def test_what_is_no_staging_tensor() -> None:

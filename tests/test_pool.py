@@ -173,6 +173,28 @@ def test_memory_of_the_cpu_is_refused_on_meta() -> None:
         Pool(small(), 64, "meta", allocate=lambda name, layer, nbytes: aligned(nbytes))
 
 
+@pytest.mark.parametrize("gap", [0, 83968 - 256, 83968])
+def test_the_hook_may_not_give_memory_twice(gap: int) -> None:
+    """Buffers of 83,968 bytes (2 pages of 41,984): two of them `gap` bytes apart share all, 256 or no bytes."""
+    slab, starts = aligned(4 * 83968), iter((83968, 83968 + gap))
+
+    def allocate(name: str, layer: int, nbytes: int) -> torch.Tensor:
+        assert name == "kv" and nbytes == 83968
+        start = next(starts)
+        return slab[start : start + nbytes]
+
+    layout = Layout.from_config({**CONFIG, "index_topk_pattern": "FSSS"}, start_layer=1, end_layer=3)
+    assert [(buffer.name, buffer.layers) for buffer in layout.buffers if buffer.layers] == [("kv", (1, 2))]
+    if gap == 83968:
+        pool = Pool(layout, 64, allocate=allocate)
+        assert pool.buffer("kv", 2).data_ptr() - pool.buffer("kv", 1).data_ptr() == gap
+        return
+    with pytest.raises(ValueError) as error:
+        Pool(layout, 64, allocate=allocate)
+    shared = "`kv` of layer 1 and `kv` of layer 2 overlap"
+    assert str(error.value) == f"allocate must return memory of its own for each call: {shared}"
+
+
 def test_what_the_hook_raises_comes_through() -> None:
     def allocate(name: str, layer: int, nbytes: int) -> torch.Tensor:
         raise MemoryError(f"{name} {layer}")

@@ -631,6 +631,9 @@ def _digest(*parts: object) -> str:
 Layout = RequestsLayout
 
 
+import ctypes  # noqa: E402
+import zlib  # noqa: E402
+
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
@@ -918,6 +921,7 @@ class RequestsPool:
             is zeroed here. The default is `torch.zeros`.
         backend: "auto" (torch on CPU, Triton elsewhere), "torch" (on a GPU it waits and cannot be captured) or "triton"
             (on CPU tensors: Triton's interpreter).
+        rank: which of the ranks that a model is divided over; a copy of one rank is refused by another.
 
     Raises:
         ValueError: a token count that is no multiple of the granule, an unknown backend, or unfit memory.
@@ -932,13 +936,17 @@ class RequestsPool:
         *,
         allocate: Callable[[str, int, int], torch.Tensor] | None = None,
         backend: str = "auto",
+        rank: int = 0,
     ) -> None:
         _check_counts(layout, tokens, requests)
+        if type(rank) is not int or rank < 0:
+            raise ValueError(f"rank must be an integer of at least 0, not {_shown(rank)}")
         if backend not in ("auto", "torch", "triton"):
             raise ValueError(f"backend must be auto, torch or triton, not {_shown(backend)}")
         self.layout = layout
         self.tokens = tokens
         self.requests = requests
+        self.rank = rank
         if allocate is not None and not callable(allocate):
             raise ValueError(f"allocate must be a function, not {_shown(allocate)}")
         try:
@@ -969,6 +977,8 @@ class RequestsPool:
                 views = {own: _record_view(memory, page, own) for own in page.records}
                 self._entries.append(_Entry(buffer.name, buffer.space, layer, page, memory, views))
         self._entry_of = {(entry.name, entry.layer): entry for entry in self._entries}
+        if allocate is not None:
+            self._check_memory()
         self._records, self._page_records, self._spans = self._geometry()
         nbytes = sum(span.nbytes for span in self._spans)
         self._blank = torch.empty(nbytes, dtype=torch.uint8, device=self.device)  # a page of each span in a new pool
@@ -1011,6 +1021,15 @@ class RequestsPool:
         if memory.device.type != "meta" and (memory.data_ptr() % alignment or memory.storage_offset() % 16):
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory aligned to {alignment} bytes")
         return memory.zero_().view(num_pages, page_bytes)
+
+    def _check_memory(self) -> None:
+        """ValueError where two buffers were given the same bytes."""
+        entries = [entry for entry in self._entries if entry.memory.nbytes and not entry.memory.is_meta]
+        entries.sort(key=lambda entry: entry.memory.data_ptr())
+        for entry, following in zip(entries, entries[1:], strict=False):
+            if entry.memory.data_ptr() + entry.memory.nbytes > following.memory.data_ptr():
+                shared = f"`{entry.name}` of layer {entry.layer} and `{following.name}` of layer {following.layer}"
+                raise ValueError(f"allocate must return memory of its own for each call: {shared} overlap")
 
     def _geometry(self) -> tuple[tuple[_Record, ...], tuple[Record, ...], tuple[_Span, ...]]:
         """Records, whose they are, and pages: what kernels know of the entries, neighbours that are alike as one."""
@@ -1074,7 +1093,8 @@ class RequestsPool:
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
         for own in nowhere if self._entries else ():
             slots = dict.fromkeys(self._roots, own)
-            self.unpack(self.pack(slots), slots)
+            own = self._in_spaces(slots)
+            self._unpack(self._pack(own), own)
             self.clear_pages(slots)
 
     def move(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
@@ -1087,7 +1107,7 @@ class RequestsPool:
             src_loc: what to copy there, as many slots of the same spaces.
 
         Raises:
-            ValueError: unfit slots, or one tensor where spaces number their slots apart.
+            ValueError: unfit slots, or a space that is left out.
         """
         targets, sources = self._rooted("tgt_loc", tgt_loc), self._rooted("src_loc", src_loc)
         if _counts(targets) != _counts(sources):
@@ -1102,14 +1122,15 @@ class RequestsPool:
         """A copy of slots in host memory: their fields in all buffers of all layers.
 
         Packs on the device and waits for the transfer, `_STAGED_BYTES` at a time. The copy is a mapping that can be
-        pickled: "staging" has a tensor for each "part_slots" slots, with the bytes as `describe_staging` says; the rest
-        tells what they are of. A slot outside its space is kept as zeros.
+        pickled: "staging" has a tensor for each "part_slots" slots, with the bytes as `describe_staging` says, and
+        "checksum" their CRC-32; the rest, which JSON can hold, tells what they are of: layout, choices, rank, layers
+        and slots. A slot outside its space is kept as zeros.
 
         Args:
             loc: slots, int32 or int64 [n], or a mapping of them by the names of spaces.
 
         Raises:
-            ValueError: unfit slots, or one tensor where spaces number their slots apart.
+            ValueError: unfit slots, or a space that is left out.
         """
         slots = self._rooted("loc", loc)
         slot_bytes = sum(record.layers * record.nbytes for record in self._records)
@@ -1117,28 +1138,32 @@ class RequestsPool:
         staging = []
         for part in _parts(slots, part_slots):
             staging.append(self._pack(self._in_spaces(part)).cpu())
-        return {**self._identity(), "slots": _counts(slots), "part_slots": part_slots, "staging": tuple(staging)}
+        return {
+            **self._identity(),
+            "slots": _counts(slots),
+            "part_slots": part_slots,
+            "staging": tuple(staging),
+            "checksum": _checksum(staging),
+        }
 
     def restore(self, copy: Mapping[str, Any], loc: torch.Tensor | Mapping) -> None:
         """Write a copy into slots, which need not be those it was made of. A transfer and a launch for each part.
 
-        A slot that is outside its space, or was when the copy was made, is skipped.
+        A slot that is outside its space, or was when the copy was made, is skipped. Nothing is written by a call that
+        raises.
 
         Args:
-            copy: what `save` returned, here or in a pool of the same layers and pages.
+            copy: what `save` returned, here or in a pool of the same layout, choices and rank.
             loc: as many slots of the same spaces.
 
         Raises:
-            ValueError: a copy of another layout, unfit slots, or another number of them.
+            ValueError: a copy of another layout, choices or rank, or one whose bytes have changed; unfit slots, or
+                another number of them.
         """
         slots = self._rooted("loc", loc)
-        for key, own in (*self._identity().items(), ("slots", _counts(slots))):
-            theirs = copy.get(key) if isinstance(copy, Mapping) else None
-            theirs = theirs if isinstance(theirs, Mapping) else {}
-            for name in (*own, *(name for name in theirs if name not in own)):
-                if theirs.get(name) != own.get(name):
-                    came = f"{key} of `{name}` are {theirs.get(name)} in the copy and {own.get(name)} here"
-                    raise ValueError(f"copy must be of this layout and as many slots: {came}")
+        if not isinstance(copy, Mapping):
+            raise ValueError(f"copy must be what `save` returned, not {_shown(copy)}")
+        self._check_identity(copy, slots)
         staging, part_slots = copy.get("staging"), copy.get("part_slots")
         if type(part_slots) is not int or part_slots < 1:
             raise ValueError(f"copy must say the part_slots of a staging tensor, not {_shown(part_slots)}")
@@ -1147,20 +1172,32 @@ class RequestsPool:
             raise ValueError(f"copy must have {len(parts)} staging tensors, not {_shown(staging)}")
         for part, own in zip(parts, staging, strict=True):
             self._check_staging(own, self._in_spaces(part))
+        checksum = _checksum(staging)
+        if copy.get("checksum") != checksum:
+            came = f"their CRC-32 was {_shown(copy.get('checksum'))} and is {checksum}"
+            raise ValueError(f"copy must have the bytes that were saved: {came}")
         for part, own in zip(parts, staging, strict=True):
-            self.unpack(own.to(self.device), part)
+            self._unpack(_even(own.to(self.device)), self._in_spaces(part))
 
     def pack(self, loc: torch.Tensor | Mapping) -> torch.Tensor:
-        """Slots of all buffers in one uint8 tensor on the device, as `describe_staging` says. One launch."""
-        return self._pack(self._in_spaces(self._rooted("loc", loc)))
+        """Slots of all buffers in one uint8 tensor on the device, as `describe_staging` says. One launch.
+
+        Raises:
+            ValueError: unfit slots, or a space that is left out.
+        """
+        slots = self._rooted("loc", loc)
+        return self._pack(self._in_spaces(slots))
 
     def unpack(self, staging: torch.Tensor, loc: torch.Tensor | Mapping) -> None:
-        """Write what `pack` made into slots, which need not be those it was made of. One launch."""
-        slots = self._in_spaces(self._rooted("loc", loc))
-        self._check_staging(staging, slots)
+        """Write what `pack` made into slots, which need not be those it was made of. One launch.
+
+        Raises:
+            ValueError: unfit slots or staging, or a space that is left out.
+        """
+        slots = self._rooted("loc", loc)
+        self._check_staging(staging, self._in_spaces(slots))
         self._check_device("staging", staging)
-        is_aligned = staging.is_contiguous() and staging.storage_offset() % 16 == 0 and staging.data_ptr() % 16 == 0
-        self._unpack(staging if is_aligned else staging.clone(memory_format=torch.contiguous_format), slots)
+        self._unpack(_even(staging), self._in_spaces(slots))
 
     def describe_staging(self, n: int | Mapping[str, int]) -> tuple[StagingPart, ...]:
         """Where the records of n slots lie in a staging tensor; n may be a mapping by the names of spaces.
@@ -1168,10 +1205,10 @@ class RequestsPool:
         Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside,
         0 where it was not and in a space that no layer here uses.
         """
-        roots = n if isinstance(n, Mapping) else dict.fromkeys(self._default_roots("n"), n)
-        for name, count in roots.items():
-            if name not in self._roots or type(count) is not int or count < 0:
-                raise ValueError(f"n must be a number of slots, or such numbers for {self._roots}, not {_shown(n)}")
+        roots = self._by_root("n", n)
+        for count in roots.values():
+            if type(count) is not int or count < 0:
+                raise ValueError(f"n must be a number of slots, not {_shown(count)}")
         return self._staged({space.name: roots.get(space.numbering, 0) for space in self._spaces})
 
     def clear_pages(self, pages: torch.Tensor | Mapping) -> None:
@@ -1181,7 +1218,7 @@ class RequestsPool:
             pages: page numbers, int32 or int64 [n], or a mapping of them by the names of spaces.
 
         Raises:
-            ValueError: unfit pages, or one tensor where spaces number their slots apart.
+            ValueError: unfit pages, or a space that is left out.
         """
         numbers = self._numbered(self._rooted("pages", pages))
         num_pages = [self._num_pages(space) for space in self._spaces]
@@ -1249,41 +1286,64 @@ class RequestsPool:
         self._check_device(name, tensor)
         return tensor
 
-    def _default_roots(self, name: str) -> list[str]:
-        """The space that one tensor of slots is for. ValueError where there is not one."""
-        token_roots = [space.numbering for space in self._spaces if space.slots_per_token]
-        roots = list(dict.fromkeys(token_roots)) or list(self._roots)
-        if len(roots) > 1:
-            raise ValueError(f"{name} must be a mapping by the names of spaces that number slots apart: {roots}")
-        return roots
+    def _by_root(self, name: str, given: object) -> dict[str, Any]:
+        """What is given for each space that numbers slots. ValueError where one that has bytes here is left out."""
+        if not isinstance(given, Mapping) and len(self._roots) <= 1:
+            return dict.fromkeys(self._roots, given)
+        needed = f"{name} must be a mapping with an entry for each of the spaces {', '.join(self._roots)}"
+        if not isinstance(given, Mapping):
+            raise ValueError(f"{needed}, not {_kind(given)}")
+        for root in given:
+            if root not in self._roots:
+                raise ValueError(f"{needed}, not for {_shown(root)}")
+        for entry in self._entries:
+            if entry.space.numbering not in given:
+                came = f"`{entry.space.numbering}` is left out; an entry of no length leaves a space as it is"
+                raise ValueError(f"{needed}, and {came}")
+        return {root: given[root] for root in self._roots if root in given}
 
     def _rooted(self, name: str, slots: object) -> dict[str, torch.Tensor]:
         """Slots by the names of the spaces that number them."""
-        given = slots if isinstance(slots, Mapping) else dict.fromkeys(self._default_roots(name), slots)
-        for root in given:
-            if root not in self._roots:
-                known = ", ".join(self._roots)
-                raise ValueError(f"{name} must be a mapping by the names of spaces, {known}, not {_shown(root)}")
-        checked = {root: self._integers(name, given[root], 1) for root in self._roots if root in given}
+        checked = {root: self._integers(name, own, 1) for root, own in self._by_root(name, slots).items()}
         if len(self._roots) == 1:
             return checked
         return {root: own.long() for root, own in checked.items()}  # one kernel for any mixture of dtypes
 
     def _numbered(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What was given for every space of the pool; nothing for those that were not named."""
+        """What was given for every space of the pool; nothing for those without bytes here that were left out."""
         return {space.name: roots.get(space.numbering, self._none) for space in self._spaces}
 
     def _in_spaces(self, roots: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The slots of every space of the pool; none of those that were not named."""
+        """The slots of every space of the pool."""
         return self._numbered(roots)
 
-    def _identity(self) -> dict[str, dict[str, Any]]:
-        """What a copy must agree with: the bytes of each buffer's page, and its layers."""
-        buffers = self._device_buffers
+    def _identity(self) -> dict[str, Any]:
+        """What a copy must agree with, in values that JSON has."""
+        layout, names = self.layout, [buffer.name for buffer in self._device_buffers]
+        choices = {name: str(own) if isinstance(own, Fraction) else _plain(own) for name, own in layout.choices.items()}
         return {
-            "page_fingerprints": {buffer.name: self.layout.page_fingerprint(buffer.name) for buffer in buffers},
-            "layers": {buffer.name: buffer.layers for buffer in buffers},
+            "layout": "requests",
+            "choices": choices,
+            "rank": self.rank,
+            "layers": {name: list(layout.layers(name)) for name in names},
+            "page_fingerprints": {name: layout.page_fingerprint(name) for name in names},
+            "fingerprint": layout.fingerprint,
         }
+
+    def _check_identity(self, copy: Mapping[str, Any], slots: dict[str, torch.Tensor]) -> None:
+        """ValueError, with the first thing that differs, where a copy is of another layout, rank or number of slots."""
+        for key, here in {**self._identity(), "slots": _counts(slots)}.items():
+            there = copy.get(key)
+            if isinstance(here, dict):
+                entries = there if isinstance(there, Mapping) else {}
+                names = [*here, *(name for name in entries if name not in here)]
+                compared = [(f"{key}.{name}", entries.get(name), here.get(name)) for name in names]
+            else:
+                compared = [(key, there, here)]
+            for name, theirs, own in compared:
+                if _plain(theirs) != own:
+                    came = f"{name} is {_shown(theirs)} in the copy and {_shown(own)} here"
+                    raise ValueError(f"copy must be of this layout, rank and number of slots: {came}")
 
     def _staged(self, counts: dict[str, int]) -> tuple[StagingPart, ...]:
         """Where the records of so many slots of each space lie in a staging tensor."""
@@ -1436,6 +1496,21 @@ def _has_hooks() -> bool:
 def _address(memory: torch.Tensor) -> int:
     """Where the memory begins; 0 on "meta"."""
     return 0 if memory.is_meta else memory.data_ptr()
+
+
+def _even(staging: torch.Tensor) -> torch.Tensor:
+    """A staging tensor as kernels take it: contiguous, at a multiple of 16 bytes."""
+    is_even = staging.is_contiguous() and staging.storage_offset() % 16 == 0 and staging.data_ptr() % 16 == 0
+    return staging if is_even else staging.clone(memory_format=torch.contiguous_format)
+
+
+def _checksum(tensors: Iterable[torch.Tensor]) -> int:
+    """The CRC-32 of the bytes of tensors, one behind the other."""
+    checksum = 0
+    for tensor in tensors:
+        memory = tensor.cpu().contiguous()
+        checksum = zlib.crc32((ctypes.c_char * memory.nbytes).from_address(memory.data_ptr()), checksum)
+    return checksum
 
 
 def _counts(slots: Mapping[str, torch.Tensor]) -> dict[str, int]:
