@@ -7,7 +7,10 @@ reference after each operation: what an operation has to write is there, and not
 
 import itertools
 import mmap
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from support.guard import GuardedAllocator, Side
-from support.models import model_config
+from support.models import ROOT, model_config
 from support.reference import (
     E4M3,
     ROW_BYTES,
@@ -1019,6 +1022,25 @@ def test_a_copy_is_a_mapping_of_host_tensors_with_its_page_fingerprints(backend:
     assert copy["slots"] == {"logical": 2}
     (staging,) = copy["staging"]
     assert (staging.dtype, staging.device) == (torch.uint8, torch.device("cpu"))
+
+
+def test_a_copy_that_another_process_pickled(tmp_path: Path) -> None:
+    """Identity and checksum are those of this process: nothing in them depends on addresses or hashes."""
+    script = f"""
+import pickle, torch
+from generated import glm_dsa
+pool = glm_dsa.Pool(glm_dsa.Layout.from_config({CONFIG!r}, role="both"), 64)
+for entry in pool._entries:
+    entry.memory.copy_(torch.arange(entry.memory.numel()).view(entry.memory.shape) % 251)
+with open({str(tmp_path / "copy")!r}, "wb") as file:
+    pickle.dump(pool.get_cpu_copy(torch.arange(64, 72)), file)
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    pool = Pool(Layout.from_config(CONFIG, role="both"), 64)
+    pool.load_cpu_copy(pickle.loads((tmp_path / "copy").read_bytes()), torch.arange(64, 72))
+    row = torch.arange(64 * 656, 65 * 656) % 251  # of slot 64, the first of its page
+    assert torch.equal(pool.get_key_buffer(1)[64], row.to(torch.uint8))
 
 
 def test_a_copy_for_a_pool_of_another_size(backend: Backend, random: np.random.Generator) -> None:
