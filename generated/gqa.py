@@ -113,12 +113,14 @@ nvfp4_swizzled: a page is 4 * heads * (slots // 4) * (v_head_dim // 16) + v_scal
       0  v_scale  e4m3[heads, v_head_dim // 16]
 """
 
+import ctypes
 import difflib
 import hashlib
 import json
 import math
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -1802,9 +1804,6 @@ def _digest(*parts: object) -> str:
 
 Layout = GqaLayout
 
-
-import ctypes  # noqa: E402
-import zlib  # noqa: E402
 
 import torch  # noqa: E402
 import triton  # noqa: E402
@@ -4339,8 +4338,8 @@ class GqaPool:
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
         for own in nowhere if self._entries else ():
             slots = dict.fromkeys(self._roots, own)
-            own = self._in_spaces(slots)
-            self._unpack(self._pack(own), own)
+            in_spaces = self._in_spaces(self._rooted("slots", slots))
+            self._unpack(self._pack(in_spaces), in_spaces)
             self.clear_pages(slots)
         for slots in nowhere:
             for layer in self._owners(("kv",)):

@@ -26,12 +26,14 @@ mla_nvfp4: a page is 432 * slots bytes
       304..431  rope          bf16[64]
 """
 
+import ctypes
 import difflib
 import hashlib
 import json
 import math
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -706,9 +708,6 @@ def _digest(*parts: object) -> str:
 
 Layout = MlaLayout
 
-
-import ctypes  # noqa: E402
-import zlib  # noqa: E402
 
 import torch  # noqa: E402
 import triton  # noqa: E402
@@ -1697,8 +1696,8 @@ class MlaPool:
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
         for own in nowhere if self._entries else ():
             slots = dict.fromkeys(self._roots, own)
-            own = self._in_spaces(slots)
-            self._unpack(self._pack(own), own)
+            in_spaces = self._in_spaces(self._rooted("slots", slots))
+            self._unpack(self._pack(in_spaces), in_spaces)
             self.clear_pages(slots)
         for slots in nowhere:
             for layer in self._owners(("kv",)):

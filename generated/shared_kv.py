@@ -113,6 +113,7 @@ nvfp4_swizzled: a page is 4 * heads * (slots // 4) * (v_head_dim // 16) + v_scal
       0  v_scale  e4m3[heads, v_head_dim // 16]
 """
 
+import ctypes
 import difflib
 import hashlib
 import json
@@ -120,6 +121,7 @@ import math
 import os
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -1928,9 +1930,6 @@ def _digest(*parts: object) -> str:
 
 Layout = SharedKvLayout
 
-
-import ctypes  # noqa: E402
-import zlib  # noqa: E402
 
 import torch  # noqa: E402
 import triton  # noqa: E402
@@ -4505,8 +4504,8 @@ class SharedKvPool:
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
         for own in nowhere if self._entries else ():
             slots = dict.fromkeys(self._roots, own)
-            own = self._in_spaces(slots)
-            self._unpack(self._pack(own), own)
+            in_spaces = self._in_spaces(self._rooted("slots", slots))
+            self._unpack(self._pack(in_spaces), in_spaces)
             self.clear_pages(slots)
         for slots in nowhere:
             for layer in self._owners(("kv_full", "kv_swa")):

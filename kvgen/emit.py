@@ -291,11 +291,12 @@ class _Viewer:
 
     def imports(self) -> Iterator[str]:
         derived = any(True for _ in self.derived_spaces())
-        yield from ("import difflib", "import hashlib", "import json", "import math", "import os")
+        yield from ("import ctypes", "import difflib", "import hashlib", "import json", "import math", "import os")
         if "ratio" in self.used:
             yield "import re"
         if any(item.verb in ("store", "put") for item in self.layout.operations):
             yield "import warnings"
+        yield "import zlib"
         yield "from collections.abc import Callable, Iterable, Iterator, Mapping"
         yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"
         yield "from fractions import Fraction"

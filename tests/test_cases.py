@@ -299,7 +299,7 @@ def test_83_spaces_are_not_mixed() -> None:
     assert regions == {("kv", "device", 41984), ("kv_draft", "logical", 41984), ("index_k", "logical", 8448)}
     for run in (pool.pack, pool.get_cpu_copy):
         with pytest.raises(
-            ValueError, match=r"by the names of spaces that number slots apart: \['device', 'logical'\]"
+            ValueError, match="a mapping with an entry for each of the spaces device, logical, not int64"
         ):
             run(torch.tensor([70]))
 

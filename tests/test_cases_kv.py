@@ -244,9 +244,7 @@ def test_47_slots_of_a_window_are_its_own() -> None:
     pool.set_kv_buffer(1, torch.tensor([900]), *ones(1, config))
     assert [fields[layer].flatten(1).any(1).nonzero().tolist() for layer in (0, 1)] == [[[37]], [[900]]]
     for run in (pool.pack, pool.get_cpu_copy):
-        with pytest.raises(
-            ValueError, match=r"a mapping by the names of spaces that number slots apart: \['token', 'swa'\]"
-        ):
+        with pytest.raises(ValueError, match="a mapping with an entry for each of the spaces token, swa, not int64"):
             run(torch.tensor([900]))
     with pytest.raises(ValueError, match="int32 or int64"):
         pool.set_kv_buffer(0, torch.tensor([37.0]), *ones(1, config))
@@ -389,9 +387,7 @@ def test_69_how_scales_lie_is_part_of_the_format() -> None:
         assert offsets == {"k": 0, "k_scale": 8192, "v": 9216, "v_scale": 17408} and page.page_bytes == 18432
     assert layouts[0].page_fingerprint("kv") != layouts[1].page_fingerprint("kv")
     linear, swizzled = (gqa.Pool(layout, 16) for layout in layouts)
-    with pytest.raises(
-        ValueError, match="^copy must be of this layout and as many slots: page_fingerprints of `kv` are "
-    ):
+    with pytest.raises(ValueError, match=r"choices.kv_format is 'nvfp4' in the copy and 'nvfp4_swizzled' here$"):
         swizzled.load_cpu_copy(linear.get_cpu_copy(torch.tensor([5])), torch.tensor([5]))
 
 
@@ -496,9 +492,7 @@ def test_94_heads_of_ranks_make_up_those_of_one() -> None:
         piece = whole.buffer("kv", 0, "k")[1, offset : offset + 65536]
         assert torch.equal(piece, keys[:, head].contiguous().view(torch.uint8).flatten())
     assert one.page_fingerprint("kv") != eight.page_fingerprint("kv")
-    with pytest.raises(
-        ValueError, match="^copy must be of this layout and as many slots: page_fingerprints of `kv` are "
-    ):
+    with pytest.raises(ValueError, match="choices.tp_size is 8 in the copy and 1 here$"):
         whole.load_cpu_copy(part.get_cpu_copy(torch.tensor([300])), torch.tensor([300]))
 
 

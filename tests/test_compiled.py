@@ -207,7 +207,8 @@ def test_warming_up_leaves_nothing_to_compile(ratio: int) -> None:
                 pool.get_mla_kv_buffer(1, loc, dtype)
             for pages in (table[:, :1], table[:, :16], table[:, 1:3], table.long()[:, ::3]):
                 pool.get_index_k_scale_buffer(0, loc, pages, 100, 40)
-        for roots in ({"logical": slots[1:]}, {"logical": slots.long()}) if ratio == 2 else (slots[1:],):
+        mixed = ({"logical": slots[1:], "device": slots.long()[1:4]}, {"logical": slots.long(), "device": slots[:0]})
+        for roots in mixed if ratio == 2 else (slots[1:],):
             pool.move_kv_cache(roots, roots)
             pool.unpack(pool.pack(roots), roots)
             pool.clear_pages(roots)

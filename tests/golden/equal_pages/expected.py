@@ -19,11 +19,13 @@ planes: a page is 16 * slots bytes
       0..7  v  bf16[4]
 """
 
+import ctypes
 import difflib
 import hashlib
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -603,9 +605,6 @@ def _digest(*parts: object) -> str:
 Layout = EqualPagesLayout
 
 
-import ctypes  # noqa: E402
-import zlib  # noqa: E402
-
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
@@ -1054,8 +1053,8 @@ class EqualPagesPool:
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
         for own in nowhere if self._entries else ():
             slots = dict.fromkeys(self._roots, own)
-            own = self._in_spaces(slots)
-            self._unpack(self._pack(own), own)
+            in_spaces = self._in_spaces(self._rooted("slots", slots))
+            self._unpack(self._pack(in_spaces), in_spaces)
             self.clear_pages(slots)
 
     def move(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:

@@ -8,12 +8,14 @@ row: a page is 4 * slots * heads bytes
       at 0, 4 * heads bytes  k  bf16[heads, 2]
 """
 
+import ctypes
 import difflib
 import hashlib
 import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -614,9 +616,6 @@ def _digest(*parts: object) -> str:
 Layout = LayersOfTheirOwnLayout
 
 
-import ctypes  # noqa: E402
-import zlib  # noqa: E402
-
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
@@ -1099,8 +1098,8 @@ class LayersOfTheirOwnPool:
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
         for own in nowhere if self._entries else ():
             slots = dict.fromkeys(self._roots, own)
-            own = self._in_spaces(slots)
-            self._unpack(self._pack(own), own)
+            in_spaces = self._in_spaces(self._rooted("slots", slots))
+            self._unpack(self._pack(in_spaces), in_spaces)
             self.clear_pages(slots)
 
     def move(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:

@@ -10,12 +10,14 @@ latent: a page of 2 slots is 40 bytes
       16..19  rope   bf16[2]
 """
 
+import ctypes
 import difflib
 import hashlib
 import json
 import math
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -553,9 +555,6 @@ def _digest(*parts: object) -> str:
 
 Layout = OperationsLayout
 
-
-import ctypes  # noqa: E402
-import zlib  # noqa: E402
 
 import torch  # noqa: E402
 import triton  # noqa: E402
@@ -1309,8 +1308,8 @@ class OperationsPool:
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
         for own in nowhere if self._entries else ():
             slots = dict.fromkeys(self._roots, own)
-            own = self._in_spaces(slots)
-            self._unpack(self._pack(own), own)
+            in_spaces = self._in_spaces(self._rooted("slots", slots))
+            self._unpack(self._pack(in_spaces), in_spaces)
             self.clear_pages(slots)
         for slots in nowhere:
             for layer in self._owners(("full", "window")):

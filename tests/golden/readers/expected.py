@@ -10,12 +10,14 @@ row: a page of 4 slots is 64 bytes
       8..15  v        bf16[4]
 """
 
+import ctypes
 import difflib
 import hashlib
 import json
 import math
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -585,9 +587,6 @@ def _digest(*parts: object) -> str:
 
 Layout = ReadersLayout
 
-
-import ctypes  # noqa: E402
-import zlib  # noqa: E402
 
 import torch  # noqa: E402
 import triton  # noqa: E402
@@ -1341,8 +1340,8 @@ class ReadersPool:
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
         for own in nowhere if self._entries else ():
             slots = dict.fromkeys(self._roots, own)
-            own = self._in_spaces(slots)
-            self._unpack(self._pack(own), own)
+            in_spaces = self._in_spaces(self._rooted("slots", slots))
+            self._unpack(self._pack(in_spaces), in_spaces)
             self.clear_pages(slots)
         for slots in nowhere:
             for layer in self._owners(("kv_full", "kv_swa", "kv_draft")):

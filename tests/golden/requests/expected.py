@@ -15,11 +15,13 @@ state: a page is slots * ITEM_BYTES[state_dtype] * state_dim + 12 * slots bytes
       at 0, ITEM_BYTES[state_dtype] * state_dim bytes  ssm  state_dtype[state_dim]
 """
 
+import ctypes
 import difflib
 import hashlib
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -631,9 +633,6 @@ def _digest(*parts: object) -> str:
 Layout = RequestsLayout
 
 
-import ctypes  # noqa: E402
-import zlib  # noqa: E402
-
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
@@ -1093,8 +1092,8 @@ class RequestsPool:
         nowhere = [torch.full((1,), -1, dtype=dtype, device=self.device) for dtype in (torch.int32, torch.int64)]
         for own in nowhere if self._entries else ():
             slots = dict.fromkeys(self._roots, own)
-            own = self._in_spaces(slots)
-            self._unpack(self._pack(own), own)
+            in_spaces = self._in_spaces(self._rooted("slots", slots))
+            self._unpack(self._pack(in_spaces), in_spaces)
             self.clear_pages(slots)
 
     def move(self, tgt_loc: torch.Tensor | Mapping, src_loc: torch.Tensor | Mapping) -> None:
