@@ -45,7 +45,7 @@ def _summary(budget: Budget) -> Iterator[str]:
         yield _figure("requests", budget.requests, "       at a time")
     if budget.context is not None:
         yield _figure("context", budget.context, "       tokens for each of them, in whole pages")
-    yield _figure("bytes per token", budget.stage.cell_size)
+    yield _figure("bytes per token", budget.bytes_per_token)
     yield _figure("fixed", budget.fixed_bytes, f"bytes  {_fixed(budget)}")
     yield _figure("total", budget.total_bytes, f"bytes  {in_units(budget.total_bytes)}")
     if budget.memory is not None:
@@ -65,7 +65,7 @@ def _figure(title: str, number: object, text: str = "") -> str:
 def _fixed(budget: Budget) -> str:
     """What the fixed bytes are for."""
     requests = budget.counts[1]
-    if not requests or not any(pool.request_layers for pool in budget.stage.pools):
+    if not requests or not any(pool.request_layers for pool in budget.affine.pools):
         return "reserved pages"
     return f"reserved pages and {requests:,} request{ending(requests)}"
 
@@ -93,7 +93,7 @@ def _stages(budget: Budget) -> list[str]:
     for position, (stage, limit) in enumerate(zip(budget.deployment.stages, budget.limits, strict=True)):
         titles = ("", *("draft " for _ in stage.pools[1:]))
         layers = [title + _layers(pool) for title, pool in zip(titles, stage.pools, strict=True) if pool.layout.held]
-        row = (str(position), ", ".join(layers) or "none", shown(plain(stage.cell_size)))
+        row = (str(position), ", ".join(layers) or "none", shown(plain(stage.at(*budget.counts).cell_size)))
         row += (shown(stage.bytes_for(*budget.counts)),)
         if limit is not None:
             row += (_count(limit), "decides" if position == budget.deciding else "")

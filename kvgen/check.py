@@ -265,7 +265,8 @@ def _used_names(spec: Spec) -> set[str]:
         for case in space.cases:
             use = case.use
             exprs.append(case.when)
-            exprs += [use.slots, use.page, use.reserve] if isinstance(use, Root) else [use.divisor, use.where]
+            root = isinstance(use, Root)
+            exprs += [use.slots, use.at_most, use.page, use.reserve] if root else [use.divisor, use.where]
     for buffer in spec.buffers:
         exprs += [buffer.layers, buffer.readers, buffer.block, buffer.align, buffer.split]
     found = {name for expr in exprs if expr is not None for name in names(expr)}
@@ -711,24 +712,53 @@ def _check_root(scope: Scope, root: Root, place: Place) -> Iterator[Problem]:
     def refuse(message: str, help: str | None, expr: Expr, key: str) -> Problem:
         return Problem("KV248", message, Label(expr.span), help=help, path=f"{place.path}.{key}")
 
-    at_slots = Place(f"{place.path}.slots", frozenset({"tokens", "requests"}), place.facts)
-    kind = scope.expect(root.slots, Ratio, at_slots, problems)
-    if kind is not None:
-        yield from _foldable(scope, root.slots, at_slots.path)
+    rates: dict[str, set[str] | None] = {}  # what each count of slots grows with; None after a problem
+    for expr, key in ((root.slots, "slots"), (root.at_most, "at_most")):
+        if expr is None:
+            continue
+        rates[key] = None
+        at = Place(f"{place.path}.{key}", frozenset({"tokens", "requests"}), place.facts)
+        kind = scope.expect(expr, Ratio, at, problems)
+        if kind is None:
+            continue
+        yield from _foldable(scope, expr, at.path)
         try:
-            if affine(scope, root.slots) is None:
-                help = "write a sum of `tokens` and `requests` times numbers"
-                yield refuse("`slots` is not affine in `tokens` and `requests`", help, root.slots, "slots")
-            elif (kind.low if isinstance(kind, Int) else kind.sign) < 0:
-                help = "only add; state a `min` for what it is made of"
-                yield refuse("`slots` may be below 0", help, root.slots, "slots")
+            found = affine(scope, expr)
         except FoldError:
-            pass  # reported above
+            continue  # reported above
+        if found is None:
+            help = "write a sum of `tokens` and `requests` times numbers"
+            yield refuse(f"`{key}` is not affine in `tokens` and `requests`", help, expr, key)
+        elif (kind.low if isinstance(kind, Int) else kind.sign) < 0:
+            help = "only add; state a `min` for what it is made of"
+            yield refuse(f"`{key}` may be below 0", help, expr, key)
+        else:
+            rates[key] = {name for name, rate in found.items() if rate.known != 0}
+    if root.at_most is not None and None not in rates.values():
+        yield from _check_at_most(root, rates["slots"], rates["at_most"], refuse)
     for expr, key, least in ((root.page, "page", 1), (root.reserve, "reserve", 0)):
         kind = _typed(scope, expr, Int, Place(f"{place.path}.{key}", facts=place.facts), problems)
         if isinstance(kind, Int) and kind.low < least:
             yield refuse(*_too_low(f"`{key}`", kind, least), expr, key)
     yield from problems
+
+
+def _check_at_most(
+    root: Root, slots: set[str], at_most: set[str], refuse: Callable[[str, str | None, Expr, str], Problem]
+) -> Iterator[Problem]:
+    """KV248: what requests need is limited by what their tokens do.
+
+    Args:
+        slots: what `slots` grows with.
+        at_most: what `at_most` grows with.
+    """
+    if "tokens" in slots or "requests" not in slots:
+        why = "grows with `tokens`" if "tokens" in slots else "does not grow with `requests`"
+        message = f"`at_most` is for slots that grow with requests alone, and `slots` {why}"
+        yield refuse(message, "leave out `at_most`", root.slots, "slots")
+    elif "tokens" not in at_most:
+        help = "write the slots that are enough for all tokens, such as `tokens`"
+        yield refuse("`at_most` does not grow with `tokens`", help, root.at_most, "at_most")
 
 
 def _too_low(what: str, kind: Int, least: int) -> tuple[str, str | None]:

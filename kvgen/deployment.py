@@ -7,7 +7,7 @@ bytes never shrink when tokens or requests grow.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from kvgen.compile import Compiled
-from kvgen.evaluate import memory_of
+from kvgen.evaluate import memory_of, settled
 from kvgen.layout import RootSpace
 
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them; the same as of every module
@@ -65,6 +65,12 @@ class Pool:
         found = (space for space in self.layout.spaces if space.name in roots and space.numbering == space.name)
         return tuple(space for space in found if space.slots_per_token)
 
+    def at(self, tokens: int, requests: int) -> Pool:
+        """The pool whose bytes are affine in tokens and requests, and the same as these at so many of both."""
+        spaces = {space.name: settled(space, tokens, requests) for space in self.layout.spaces}
+        buffers = (replace(buffer, space=spaces[buffer.space.name]) for buffer in self.layout.buffers)
+        return replace(self, layout=replace(self.layout, spaces=tuple(spaces.values()), buffers=tuple(buffers)))
+
     def bytes_for(self, tokens: int, requests: int) -> int:
         return self.module.bytes_for(self.layout, tokens, requests)
 
@@ -89,11 +95,13 @@ class Stage:
     def host_bytes_for(self, tokens: int, requests: int) -> int:
         return sum(pool.host_bytes_for(tokens, requests) for pool in self.pools)
 
+    def at(self, tokens: int, requests: int) -> Stage:
+        """The pools whose bytes are affine, and the same as these at so many tokens and requests."""
+        return Stage(tuple(pool.at(tokens, requests) for pool in self.pools))
+
     def max_tokens(self, memory: int, requests: int, granule: int) -> int:
-        """The most tokens that fit, a multiple of the granule; UNBOUNDED where nothing grows with tokens."""
-        if self.bytes_for(0, requests) > memory:
-            return 0
-        if not self.cell_size:
+        """The most tokens that fit, a multiple of the granule; UNBOUNDED where more of them cost nothing more."""
+        if not self.cell_size and self.bytes_for(UNBOUNDED // granule * granule, requests) <= memory:
             return UNBOUNDED
         return most(lambda count: self.bytes_for(count * granule, requests) <= memory) * granule
 
@@ -156,11 +164,15 @@ class Deployment:
         return most(lambda count: self.longest_context(tokens, count) >= context)
 
     def max_requests(self, memory: int, context: int) -> int:
-        """The most requests of so many tokens each that fit into so much memory on each device."""
-        grows = any(stage.cell_size for stage in self.stages) and self.tokens_for(1, context)
-        if not grows and not any(pool.request_layers for pool in self.pools):
-            return UNBOUNDED if self.fits(memory, 0, 0) else 0
-        return most(lambda count: self.fits(memory, self.tokens_for(count, context), count))
+        """The most requests of so many tokens each that fit into so much memory on each device.
+
+        UNBOUNDED where more of them cost nothing more.
+        """
+
+        def fit(count: int) -> bool:
+            return self.fits(memory, self.tokens_for(count, context), count)
+
+        return UNBOUNDED if fit(UNBOUNDED) else most(fit)
 
     def most_in(self, memory: int, requests: int | None, context: int | None) -> tuple[int, int]:
         """The most tokens in so much memory on each device, and requests: those given, or the most of a context."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from operator import mul
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +45,24 @@ def pages_of(buffer: Any) -> tuple[Any, ...]:
 def readers_of(buffer: Any) -> dict[int, int]:
     """Layers that own none of the buffer, and the layer whose bytes each reads."""
     return dict(getattr(buffer, "readers", ()))
+
+
+def limit_of(space: Any) -> tuple[Any, ...]:
+    """Slots for a token, for a request, and besides, that a space never exceeds together; () where it has no limit."""
+    return getattr(space, "at_most", ())
+
+
+def settled(space: Any, tokens: int, requests: int) -> Any:
+    """The space with its slots affine in tokens and requests: as they are up to its limit, or as the limit is there."""
+    limit = limit_of(space)
+    if not limit:
+        return space
+    names = ("slots_per_token", "slots_per_request", "fixed_slots")
+    own = [getattr(space, name, 0) for name in names]
+    slots, most = (sum(map(mul, rates, (tokens, requests, 1))) for rates in (own, limit))
+    rates = own if slots <= most else limit
+    numbers = {name: rate for name, rate in zip(names, rates, strict=True) if hasattr(space, name)}
+    return replace(space, at_most=(), **numbers)
 
 
 def is_split(page: Any) -> bool:

@@ -10,9 +10,9 @@ from typing import Any
 from kvgen.budget import buffer_as_json, inputs_as_json, plain, readers_text, shown
 from kvgen.bytemap import page_lines
 from kvgen.emit import rounding
-from kvgen.evaluate import is_split, memory_of, pages_of
+from kvgen.evaluate import is_split, limit_of, memory_of, pages_of
 from kvgen.expr import show
-from kvgen.layout import BufferLayout, DerivedSpace, Layout, LetLayout, RootSpace, SpaceLayout
+from kvgen.layout import BufferLayout, DerivedSpace, Layout, LetLayout, RootSpace, Slots, SpaceLayout
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.size import Size
 from kvgen.space import Rate
@@ -193,10 +193,14 @@ def _space_text(form: RootSpace | DerivedSpace) -> str:
         divisor = "" if form.divisor is None else f" {form.operator} {show(form.divisor)}"
         where = "" if form.where is None else f", where {show(form.where)}"
         return f"the pages of {form.parent}, slot offset{divisor}{where}"
-    rates = [(form.per_token, " per token"), (form.per_request, " per request"), (form.fixed, "")]
-    slots = " + ".join(f"{_rate(rate)}{what}" for rate, what in rates if rate.known != 0) or "none"
+    limit = "" if form.at_most is None else f", at most {_slot_count(form.at_most)}"
     mapped = "" if form.parent is None else f", mapped from {form.parent}"
-    return f"{slots}, pages of {show(form.page)} slots, {show(form.reserve)} reserved{mapped}"
+    return f"{_slot_count(form.slots)}{limit}, pages of {show(form.page)} slots, {show(form.reserve)} reserved{mapped}"
+
+
+def _slot_count(slots: Slots) -> str:
+    rates = zip(slots.rates, (" per token", " per request", ""), strict=True)
+    return " + ".join(f"{_rate(rate)}{what}" for rate, what in rates if rate.known != 0) or "none"
 
 
 def _rate(rate: Rate) -> str:
@@ -238,6 +242,9 @@ def space_text(space: Any) -> str:
     """A resolved space: its slots and its pages."""
     per_request = getattr(space, "slots_per_request", 0)
     request = f" and {shown(per_request)} per request" if per_request else ""
+    if limit := limit_of(space):
+        rates = zip(limit, (" per token", " per request", ""), strict=True)
+        request += f", at most {' and '.join(f'{shown(rate)}{what}' for rate, what in rates if rate)}"
     numbered = f", numbered as {space.numbering}" if space.numbering != space.name else ""
     return (
         f"{shown(space.slots_per_token)} slot{ending(space.slots_per_token)} per token{request}, "

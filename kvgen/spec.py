@@ -136,6 +136,7 @@ class Root:
 
     parent: Ident | None
     slots: Expr
+    at_most: Expr | None  # slots that are enough for the tokens, however many requests have them
     page: Expr
     reserve: Expr
 
@@ -615,6 +616,7 @@ class _Builder:
             return Root(
                 parent=parent,
                 slots=self._expr(node.get("slots"), f"{path}.slots"),
+                at_most=self._optional(node, "at_most", path),
                 page=self._expr(node.get("page"), f"{path}.page"),
                 reserve=self._expr(reserve, f"{path}.reserve") if reserve else Literal(value=1, span=node.span),
             )

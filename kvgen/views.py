@@ -295,6 +295,7 @@ class ModuleView:
     has_block: bool
     has_requests: bool
     has_fixed_slots: bool
+    has_limits: bool
     has_mapped_spaces: bool
     token_space: str
     has_translation: bool
@@ -330,7 +331,7 @@ class ModuleView:
     has_varying_pages: bool
     has_host: bool
     has_readers: bool
-    has_floors: bool
+    is_affine: bool
     has_search: bool
     has_layer_requires: bool
     has_open_rules: bool

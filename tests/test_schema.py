@@ -56,7 +56,7 @@ layers:
     owns: layer % 2 == 0
 spaces:
   token: {slots: tokens, page: 16, reserve: 2}
-  request: {slots: requests * 2, page: 2}
+  request: {slots: requests * 2, at_most: tokens, page: 2}
   quarter: {of: token, slot: offset // 4, where: offset % 2 == 0}
   device:
     - {when: elide, use: {of: token, slots: tokens / 2, page: 16}}

@@ -248,8 +248,8 @@ def test_pages_of_a_window(model: str, step: int) -> None:
     }
     module = module_of(model)
     layout = module.Layout.from_config(model_config(model), swa_pool="requests", step_tokens=step)
-    reserved = module.slots(layout, "swa", 0)
-    assert module.slots(layout, "swa", 0, requests=1) - reserved == blocks * 16
+    reserved, tokens = module.slots(layout, "swa", 0), 131072
+    assert module.slots(layout, "swa", tokens, requests=1) - reserved == blocks * 16
 
 
 @difference(
@@ -267,7 +267,7 @@ def test_pages_of_a_chunk() -> None:
         }
         layout = hybrid_swa.Layout.from_config(model_config("llama-4-scout"), swa_pool="requests", step_tokens=step)
         assert admitted == {blocks}
-        assert hybrid_swa.slots(layout, "swa", 0, requests=1) - hybrid_swa.slots(layout, "swa", 0) == pages * 16
+        assert hybrid_swa.slots(layout, "swa", 131072, requests=1) - hybrid_swa.slots(layout, "swa", 0) == pages * 16
 
 
 def test_heads_that_ranks_do_not_divide() -> None:
