@@ -121,7 +121,37 @@ class Budget:
         return pool.module.slots(pool.layout, buffer.space.name, *self.counts)
 
 
-def budget_as_json(budgets: tuple[Budget, ...]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class OtherWay:
+    """The same question, with the other values of the choices that go by whether requests are counted.
+
+    Where none are counted, the answer is for one request.
+    """
+
+    counted: bool
+    budget: Budget
+    pools: tuple[tuple[Pool, Pool], ...]  # whose choices differ: as they were taken, and the other way
+
+    def as_json(self) -> dict[str, Any]:
+        """What differs, and what comes out."""
+        changes = ((own.name, other_choices(own, other)) for own, other in self.pools)
+        return {
+            "changes": [
+                {"layout": layout, "choices": {name: plain(value) for name, value in choices.items()}}
+                for layout, choices in changes
+            ],
+            "bytes_per_token": plain(self.budget.bytes_per_token),
+            "request_bytes": plain(self.budget.affine.request_bytes),
+            **{key: value for key, value in capacity_as_json(self.budget).items() if key != "stage"},
+        }
+
+
+def other_choices(own: Pool, other: Pool) -> dict[str, object]:
+    """The choices of the second of two pools of a model that are not those of the first."""
+    return {name: value for name, value in other.layout.choices.items() if own.layout.choices[name] != value}
+
+
+def budget_as_json(budgets: tuple[Budget, ...], other: OtherWay | None = None) -> dict[str, Any]:
     """The document of `kvgen budget --format json`: the first budget in detail, and what each memory holds.
 
     Where there are stages, all but `stages` and `capacities` is about the one that decides.
@@ -146,6 +176,7 @@ def budget_as_json(budgets: tuple[Budget, ...]) -> dict[str, Any]:
         "drafts": [pool_as_json(budget, pool) for pool in drafts],
         "stages": [stage_as_json(budget, position) for position in range(len(budget.deployment.stages))],
         "capacities": [capacity_as_json(each) for each in budgets if each.memory is not None],
+        "other_way": None if other is None else other.as_json(),
     }
 
 

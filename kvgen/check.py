@@ -379,14 +379,16 @@ def _circle(start: str, edges: dict[str, list[str]]) -> tuple[str, ...]:
 
 def check_parameters(spec: Spec, scope: Scope) -> Iterator[Problem]:
     """KV245: `default` and `is` lie in the domain, `min` is not above `max`, and keys fit the type."""
+    roots = [case.use for space in spec.spaces for case in space.cases if isinstance(case.use, Root)]
+    grows = any("requests" in names(root.slots) for root in roots)
     for item in spec.parameters:
         if item.section != "needs":
-            yield from _check_parameter(item)
+            yield from _check_parameter(item, grows)
         if item.besides is not None:
             yield from _check_besides(item, spec)
 
 
-def _check_parameter(item: Parameter) -> Iterator[Problem]:
+def _check_parameter(item: Parameter, grows_with_requests: bool) -> Iterator[Problem]:
     def refuse(key: str, message: str, help: str | None = None) -> Problem:
         span = item.spans.get(key, item.name.span)
         return Problem("KV245", message, Label(span), help=help, path=f"{item.path}.{key}")
@@ -417,9 +419,13 @@ def _check_parameter(item: Parameter) -> Iterator[Problem]:
         yield refuse("optional", f"`{item.name}` has a default, so it is never absent", "leave one of the two out")
     if item.equals is not None and item.has_default and item.default != item.equals:
         yield refuse("default", f"the default {_written(item.default)} is not what `is` asks for")
-    for key, value in (("is", item.equals), ("default", item.default)):
+    for key, value in (("is", item.equals), ("default", item.default), ("for_requests", item.for_requests)):
         if value is not None and (why := why_outside(item, value)):
             yield refuse(key, f"{_written(value)} {why}")
+    if item.for_requests is not None and item.for_requests == item.default:
+        yield refuse("for_requests", f"{_written(item.default)} is the default already", "leave out `for_requests`")
+    elif item.for_requests is not None and not grows_with_requests:
+        yield refuse("for_requests", "no slots grow with `requests`", "leave out `for_requests`")
 
 
 def _check_besides(item: Parameter, spec: Spec) -> Iterator[Problem]:

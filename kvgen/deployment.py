@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from kvgen.compile import Compiled
-from kvgen.evaluate import memory_of, settled
+from kvgen.evaluate import memory_of, request_bytes, settled
 from kvgen.layout import RootSpace
 
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them; the same as of every module
@@ -46,6 +46,11 @@ class Pool:
     def cell_size(self) -> int | Fraction:
         """Bytes of one token more."""
         return self.module.cell_size(self.layout)
+
+    @property
+    def request_bytes(self) -> Fraction:
+        """Bytes of one request more, beside those of its tokens."""
+        return sum(map(request_bytes, self.device_buffers), Fraction(0))
 
     @cached_property
     def request_layers(self) -> frozenset[int]:
@@ -88,6 +93,11 @@ class Stage:
     def cell_size(self) -> int | Fraction:
         """Bytes of one token more."""
         return sum((pool.cell_size for pool in self.pools), Fraction(0))
+
+    @property
+    def request_bytes(self) -> Fraction:
+        """Bytes of one request more, beside those of its tokens."""
+        return sum((pool.request_bytes for pool in self.pools), Fraction(0))
 
     def bytes_for(self, tokens: int, requests: int) -> int:
         return sum(pool.bytes_for(tokens, requests) for pool in self.pools)

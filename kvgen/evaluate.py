@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from operator import mul
 from types import ModuleType
 from typing import Any
@@ -50,6 +51,12 @@ def readers_of(buffer: Any) -> dict[int, int]:
 def limit_of(space: Any) -> tuple[Any, ...]:
     """Slots for a token, for a request, and besides, that a space never exceeds together; () where it has no limit."""
     return getattr(space, "at_most", ())
+
+
+def request_bytes(buffer: Any) -> Fraction:
+    """What one more request costs in all layers together, beside its tokens, page padding spread over the slots."""
+    slots = getattr(buffer.space, "slots_per_request", 0)
+    return Fraction(buffer.layer_page_bytes * slots, getattr(buffer, "page_slots", buffer.space.page_size))
 
 
 def settled(space: Any, tokens: int, requests: int) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvgen.cases import reached_cases, truth
 from kvgen.check import why_outside
-from kvgen.evaluate import is_split, memory_of, pages_of, readers_of
+from kvgen.evaluate import is_split, memory_of, pages_of, readers_of, request_bytes
 from kvgen.expr import Literal, Name, names
 from kvgen.nodes import Entry, Mapping, Node, plain
 from kvgen.page import BYTE, FieldLayout
@@ -253,10 +253,7 @@ class _LayoutProof(_Proof):
         self.equal("`host_bytes_per_token`", entry.value.span, found, wanted, notes)
 
     def claim_request_bytes(self, entry: Entry) -> None:
-        found = sum(
-            Fraction(item.layer_page_bytes * getattr(item.space, "slots_per_request", 0), item.space.page_size)
-            for item in self.buffers("device")
-        )
+        found = sum(map(request_bytes, self.buffers("device")), Fraction(0))
         wanted = _number(entry.value)
         notes = self.shares("device", found, wanted, self.slots_per("request"), "slots per request")
         self.equal("`request_bytes`", entry.value.span, found, wanted, notes)

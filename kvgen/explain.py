@@ -118,7 +118,7 @@ def _rules(layout: Layout) -> Iterator[str]:
         if rows:
             yield title
         for item in rows:
-            yield from _wrap(f"{item.name}: {parameter_text(item)}", "  ")
+            yield from _wrap(f"{item.name}: {parameter_text(item)}{_for_requests(item)}", "  ")
     yield "rules"
     for name, when, text in _rule_rows(layout):
         yield from _wrap(f"{name}{when}: {text}", "  ")
@@ -161,6 +161,11 @@ def parameter_text(item: Parameter) -> str:
     if item.has_default:
         text += f", default {shown(item.default)}"
     return f"{text}, or absent" if item.optional else text
+
+
+def _for_requests(item: Parameter) -> str:
+    """What a budget takes for a choice where requests are counted, unless that is the default. It decides no byte."""
+    return "" if item.for_requests is None else f", {shown(item.for_requests)} where a budget counts requests"
 
 
 def _rule_rows(layout: Layout) -> Iterator[tuple[str, str, str]]:
@@ -269,7 +274,8 @@ def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any
         "doc": layout.doc,
         "fingerprint": resolved.fingerprint if resolved is not None else layout.fingerprint,
         "parameters": [
-            {"name": item.name.text, "section": item.section, "is": parameter_text(item)} for item in layout.parameters
+            {"name": item.name.text, "section": item.section, "is": parameter_text(item) + _for_requests(item)}
+            for item in layout.parameters
         ],
         "rules": [{"name": name, "when": when.strip(), "is": text} for name, when, text in _rule_rows(layout)],
         "spaces": [

@@ -75,6 +75,7 @@ class Parameter:
     equals: Value  # `is`: the only value this layout is for
     default: Value
     has_default: bool
+    for_requests: Value  # of a choice: what a budget takes in place of the default where requests are counted
     optional: bool
     besides: str | None  # the type of values of its field that another parameter reads, and that are none here
     sources: tuple[Expr, ...]  # of a config parameter: dotted paths or expressions over them
@@ -527,6 +528,7 @@ class _Builder:
             kind = "int"
         default = node.get("default")
         equals = node.get("is")
+        for_requests = node.get("for_requests")
         source = node.get("from")
         if source is None and section == "config":
             sources: tuple[Expr, ...] = (Name(name=str(entry.key.value), span=entry.key.span),)
@@ -548,6 +550,7 @@ class _Builder:
             equals=None if equals is None else self._value(equals, kind),
             default=None if default is None else self._value(default, kind),
             has_default=default is not None,
+            for_requests=None if for_requests is None else self._value(for_requests, kind),
             optional=node.get("optional") is not None and plain(node.get("optional")) is True,
             besides=None if node.get("besides") is None else self._text(node.get("besides")),
             sources=sources,

@@ -36,7 +36,7 @@ config:
 ignores:
   v_head_dim: no part of a row
 choices:
-  kv_format: {of: [bf16, fp8], default: bf16}
+  kv_format: {of: [bf16, fp8], default: bf16, for_requests: fp8}
   swa_ratio: {type: ratio, min: 0, max: 1/2, default: 0.1}
   elide: {type: bool, default: true}
 let:

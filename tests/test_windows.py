@@ -20,6 +20,7 @@ from kvgen.compile import Compiled, compile_spec
 from kvgen.deployment import UNBOUNDED, Deployment, Pool, Stage
 
 GIB = 2**30
+HYBRID_SWA = str(ROOT / "specs" / "hybrid_swa.yaml")
 GPT_OSS = str(CONFIGS / "gpt-oss-120b.json")
 LIMITS = ROOT / "tests" / "golden" / "limits" / "spec.yaml"
 CELL = 36_864  # bytes of a slot in the 18 layers of either kind of gpt-oss: 8 heads of 64 + 64 values of 2 bytes
@@ -227,3 +228,205 @@ def test_the_last_slot_of_a_limited_space() -> None:
     rows = torch.ones(2, 1, 8, dtype=torch.bfloat16)
     built.set_kv_buffer(0, torch.tensor([47, 48]), rows, rows)
     assert built.get_kv_fields(0)["k"].flatten(0, 1).flatten(1).any(1).nonzero().tolist() == [[47]]
+
+
+# Which way is taken
+
+
+GEMMA = str(CONFIGS / "gemma-3-27b.json")
+SLOT = 8192  # bytes: 16 heads of 128 + 128 values of 2 bytes; 10 layers are full, 52 have a window of 1,024
+
+
+def test_requests_that_are_counted_have_windows_of_their_own() -> None:
+    """Gemma 3 27B in 40 GiB, contexts of 128k: 3 requests, of which a share of half the slots leaves 1."""
+    found = document(HYBRID_SWA, "--config", GEMMA, "--memory", "40GiB", "--context", 131072)
+    window = (-(-1023 // 16) + 1) * 16  # 65 pages
+    each = (131072 * 10 + window * 52) * SLOT
+    assert found["requests"] == (40 * GIB - 16 * 62 * SLOT) // each == 3
+    assert found["choices"]["swa_pool"] == "requests"
+    other = found["other_way"]
+    assert other["changes"] == [{"layout": "hybrid_swa", "choices": {"swa_pool": "ratio"}}]
+    assert other["tokens"] == 145_616 == 9101 * 16  # a page more would be the second of a page with a window
+    page, left = 16 * SLOT, 40 * GIB - 62 * 16 * SLOT
+    assert (10 * 9101 + 52 * 4550) * page <= left < (10 * 9102 + 52 * 4551) * page
+    assert (other["requests"], other["context_tokens"], other["request_bytes"]) == (1, 145_616, 0)
+    assert other["bytes_per_token"] == 36 * SLOT
+    _, out, _ = run("budget", HYBRID_SWA, "--config", GEMMA, "--memory", "40GiB", "--context", 131072)
+    assert (
+        "\n\n  requests are counted, so swa_pool is requests; with swa_pool=ratio: 145,616 tokens of 1 request,\n"
+        "  294,912 bytes per token, 42,948,624,384 bytes in total\n\n"
+    ) in out
+
+
+def test_without_requests_the_other_way_is_told_of_one() -> None:
+    found = document(HYBRID_SWA, "--config", GEMMA, "--memory", "40GiB")
+    assert (found["choices"]["swa_pool"], found["requests"], found["tokens"]) == ("ratio", 0, 145_616)
+    request = 65 * 16 * 52 * SLOT
+    tokens = (40 * GIB - 16 * 62 * SLOT - request) // (16 * 10 * SLOT) * 16
+    assert found["other_way"] == {
+        "changes": [{"layout": "hybrid_swa", "choices": {"swa_pool": "requests"}}],
+        "bytes_per_token": 10 * SLOT,
+        "request_bytes": request,
+        "memory_bytes": 40 * GIB,
+        "tokens": tokens,
+        "requests": 1,
+        "context_tokens": tokens,
+        "total_bytes": (16 * 62 + tokens * 10) * SLOT + request,
+        "fits": True,
+    }
+    _, out, _ = run("budget", HYBRID_SWA, "--config", GEMMA, "--memory", "40GiB")
+    assert (
+        "\n\n  no requests are counted, so swa_pool is ratio; with swa_pool=requests: 518,768 tokens of 1\n"
+        "  request, 81,920 bytes per token and 443,023,360 per request, 42,948,624,384 bytes in total\n\n"
+    ) in out
+    _, out, _ = run("budget", HYBRID_SWA, "--config", GEMMA, "--memory", "1MiB")
+    assert "0 tokens of 1 request,\n  507,904 bytes per token, 8,126,464 bytes in total, which do not fit\n\n" in out
+
+
+def test_a_price_for_tokens_has_the_other_way_too() -> None:
+    """1,600 tokens: of one request they take 1,040 slots with a window, and 1,600 of 14 requests of 112."""
+    for words, requests, slots in (((), 1, 1040), (("--requests", 14), 14, 800), (("--context", 100), 14, 800)):
+        found = document(HYBRID_SWA, "--config", GEMMA, "--tokens", 1600, *words)
+        other = found["other_way"]
+        assert (other["tokens"], other["requests"], other["memory_bytes"]) == (1600, requests, None)
+        assert other["total_bytes"] == (16 * 62 + 1600 * 10 + slots * 52) * SLOT
+        mine = 1600 if words else 800
+        assert found["total_bytes"] == (16 * 62 + 1600 * 10 + mine * 52) * SLOT
+
+
+@pytest.mark.parametrize(
+    ("words", "pool"),
+    [
+        ("--memory 40GiB --requests 0", "ratio"),
+        ("--tokens 1600 --requests 0", "ratio"),
+        ("--memory 40GiB --requests 1", "requests"),
+        ("--tokens 1600 --requests 1 --pp 2", "requests"),
+        ("--tokens 1600 --pp 2", "ratio"),
+        ("--memory 40GiB --memory 80GiB --context 9 --set step_tokens=3", "requests"),
+    ],
+)
+def test_the_way_that_is_taken(words: str, pool: str) -> None:
+    found = document(HYBRID_SWA, "--config", GEMMA, *words.split())
+    assert found["choices"]["swa_pool"] == pool
+    (change,) = found["other_way"]["changes"]
+    assert {pool, change["choices"]["swa_pool"]} == {"ratio", "requests"}
+
+
+@pytest.mark.parametrize("way", ["ratio", "requests"])
+@pytest.mark.parametrize("words", ["--memory 40GiB --context 131072", "--tokens 1600 --requests 2"])
+def test_what_is_set_is_taken(way: str, words: str) -> None:
+    found = document(HYBRID_SWA, "--config", GEMMA, *words.split(), "--set", f"swa_pool={way}")
+    assert (found["choices"]["swa_pool"], found["other_way"]) == (way, None)
+    assert (
+        "are counted" not in run("budget", HYBRID_SWA, "--config", GEMMA, *words.split(), "--set", f"swa_pool={way}")[1]
+    )
+
+
+def test_without_windows_there_is_one_way(tmp_path: Path) -> None:
+    """Pairs of layers that share: no layer has a window, so that nothing depends on the choice."""
+    path = tmp_path / "c.json"
+    config = {"num_hidden_layers": 4, "num_key_value_heads": 1, "head_dim": 8, "use_cla": True, "cla_share_factor": 2}
+    path.write_text(json.dumps(config))
+    for words in ((), ("--context", 16), ("--requests", 2)):
+        found = document("--config", path, "--memory", "1GiB", *words)
+        assert (found["layout"], found["choices"]["swa_pool"], found["other_way"]) == ("shared_kv", "ratio", None)
+    glm = document("--config", CONFIGS / "glm-5.2.json", "--memory", "80GiB", "--context", 1000)
+    assert glm["other_way"] is None
+
+
+def test_drafts_have_their_own_way(tmp_path: Path) -> None:
+    """A target without windows, and two drafts with one, of which one has its way set."""
+    path = tmp_path / "c.json"
+    config = {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 32}
+    path.write_text(json.dumps(config | {"model_type": "mistral"}))
+    words = ["--config", CONFIGS / "glm-5.2.json", "--tokens", 6400, "--requests", 2]
+    words += ["--draft", f"config={path}", "--draft", f"config={path},swa_pool=ratio"]
+    found = document(*words)
+    assert [draft["choices"]["swa_pool"] for draft in found["drafts"]] == ["requests", "ratio"]
+    assert found["other_way"]["changes"] == [{"layout": "hybrid_swa", "choices": {"swa_pool": "ratio"}}]
+    assert [draft["total_bytes"] for draft in found["drafts"]] == [(16 + 2 * 48) * 32, (16 + 3200) * 32]
+    assert found["other_way"]["total_bytes"] - found["total_bytes"] == (3200 - 2 * 48) * 32
+
+
+SPEC = """\
+kvgen: 1
+layout: several
+doc: Choices of each type that go by whether requests are counted.
+config: {num_layers: {type: int, from: num_hidden_layers}}
+choices:
+  shared: {type: bool, default: true, for_requests: false}
+  share: {type: ratio, default: 1/2, for_requests: 1/3}
+  slots_each: {type: int, min: 1, default: 1, for_requests: 32}
+  kinds: {type: list, of: [a, b], default: [a], for_requests: [b, a]}
+require: [{that: len(kinds) > 0 and (num_layers < 9 or slots_each == 1), else: too many layers}]
+layers: {body: num_layers}
+spaces:
+  token: {slots: tokens, page: 16}
+  window:
+    - {when: shared, use: {of: token, slots: tokens * share, page: 16}}
+    - {use: {of: token, slots: requests * slots_each, at_most: tokens * share, page: 16}}
+formats:
+  row: {fields: {k: "u8[1]"}, page: [[k]]}
+buffers:
+  kv: {format: row, space: token, layers: "kinds[0] == 'a'"}
+  kv_window: {format: row, space: window, layers: all}
+"""
+
+
+def test_choices_of_every_type(tmp_path: Path) -> None:
+    spec, config = tmp_path / "several.yaml", tmp_path / "c.json"
+    spec.write_text(SPEC)
+    config.write_text('{"num_hidden_layers": 2}')
+    words = (spec, "--config", config, "--tokens", 480)
+    found = document(*words, "--requests", 3)
+    assert {"shared": False, "share": "1/3", "slots_each": 32, "kinds": ["b", "a"]}.items() <= found["choices"].items()
+    assert found["total_bytes"] == 2 * (16 + 96)
+    (change,) = found["other_way"]["changes"]
+    assert change["choices"] == {"shared": True, "share": "1/2", "slots_each": 1, "kinds": ["a"]}
+    assert found["other_way"]["total_bytes"] == 2 * (16 + 480) + 2 * (16 + 240)
+    set_one = document(*words, "--requests", 3, "--set", "kinds=a", "--set", "slots_each=64")
+    assert set_one["total_bytes"] == 2 * (16 + 480) + 2 * (16 + 160)
+    assert "kinds" not in set_one["other_way"]["changes"][0]["choices"]
+    _, out, _ = run("explain", spec)
+    assert "\n  shared: bool, default true, false where a budget counts requests\n" in out
+    printed = json.loads(run("explain", spec, "--format", "json")[1])
+    assert {"name": "share", "section": "choices"} | {
+        "is": "ratio, default 1/2, 1/3 where a budget counts requests"
+    } in printed["parameters"]
+
+
+def test_a_way_that_is_refused(tmp_path: Path) -> None:
+    """The model is refused where it would be priced so, and has one way where it would not."""
+    spec, config = tmp_path / "several.yaml", tmp_path / "c.json"
+    spec.write_text(SPEC)
+    config.write_text('{"num_hidden_layers": 9}')
+    words = ("budget", spec, "--config", config, "--tokens", 480, "--format", "concise")
+    assert run(*words, "--requests", 3) == (1, "", f"{config}: error[KV401]: too many layers\n")
+    assert document(*words[1:-2])["other_way"] is None
+
+
+def test_what_a_budget_takes_is_in_no_module() -> None:
+    """Nor in a fingerprint: it decides no byte."""
+    text = (ROOT / "specs" / "hybrid_swa.yaml").read_text(encoding="utf-8")
+    other = text.replace(", for_requests: requests", "")
+    assert other != text
+
+    def made(text: str) -> Compiled:
+        return compile_spec(
+            "hybrid_swa.yaml",
+            lambda file: text.encode() if file == "hybrid_swa.yaml" else (ROOT / "specs" / file).read_bytes(),
+        )
+
+    assert made(other).module == made(text).module
+
+
+def test_requests_in_blocks_of_a_page() -> None:
+    """8 slots of a request are two blocks of 4 slots, of 16 bytes each, in two layers."""
+    text = SPEC[: SPEC.index("config:")] + SPEC[SPEC.index("formats:") :].replace("kinds[0] == 'a'", "all")
+    text = text.replace("space: window, ", "space: state, block: 4, ").replace("u8[1]", "u8[4]")
+    text += "layers: {body: 2}\nspaces:\n  token: {slots: tokens, page: 16}\n  state: {slots: requests * 8, page: 8}\n"
+    text += "expect: [{bytes_per_token: 8, request_bytes: 64}]\n"
+    made = compile_spec("several.yaml", lambda file: text.encode())
+    assert made.problems == ()
+    own = Pool(made, made.namespace.Layout.from_config({}))
+    assert own.bytes_for(160, 6) - own.bytes_for(160, 5) == own.request_bytes == 64
