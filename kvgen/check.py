@@ -86,6 +86,7 @@ TAKEN = frozenset(  # names that `from_config` and the layout class use themselv
         "device_buffers",
         "from_config",
         "num_body_layers",
+        "notes",
         "slots",
         "page",
         "cell_size",
@@ -258,6 +259,7 @@ def _unused(name: Ident, path: str) -> Problem:
 def _used_names(spec: Spec) -> set[str]:
     exprs: list[Expr | None] = [item.value for item in spec.lets]
     exprs += [item.that for item in spec.requires]
+    exprs += [item.when for item in spec.notes]
     if spec.layers is not None:
         exprs += [spec.layers.body, spec.layers.draft]
         exprs += [expr for item in spec.layers.sets for case in item.cases for expr in (case.when, case.use)]
@@ -603,6 +605,15 @@ def check_requires(spec: Spec, scope: Scope) -> Iterator[Problem]:
             if isinstance(kind, Int) and kind.low < 0:
                 help = "state a `min` for what it is made of"
                 yield Problem("KV212", "the number of layers may be below 0", Label(expr.span), help=help, path=path)
+    yield from problems
+
+
+def check_notes(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """Types of `notes`. Every `require` holds where one is said."""
+    problems: list[Problem] = []
+    for item in spec.notes:
+        words = frozenset({"layer"}) if scope.varies(item.when) else frozenset()
+        _typed(scope, item.when, Bool, Place(f"{item.path}.when", words, scope.layered_facts), problems)
     yield from problems
 
 
@@ -1103,6 +1114,7 @@ CHECKS: tuple[Callable[[Spec, Scope], Iterator[Problem]], ...] = (
     check_ignores,
     check_needs,
     check_requires,
+    check_notes,
     check_cases,
     check_number_of_cases,
     check_case_types,

@@ -57,6 +57,7 @@ CODES = {
     "KV406": "a config that no shipped layout is for, or more than one",
     "KV407": "a field of a config that the layout does not know (a warning)",
     "KV408": "layers whose slots grow with requests, and no requests (a warning)",
+    "KV409": "what a layout says of a config and choices (a warning)",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read or written",
     "KV499": "a fault of kvgen itself",
@@ -343,7 +344,7 @@ def _explain(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     resolved, warnings = None, []
     if arguments.config is not None:
         resolved = _resolve(compiled, arguments.config, arguments.choices)
-        warnings = _unknown_fields(compiled, arguments.config)
+        warnings = _remarks(compiled, resolved, arguments.config)
     elif arguments.choices:
         raise usage("--set needs --config")
     if arguments.format == "json":
@@ -387,6 +388,9 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
         pairs = zip(deployment.stages[-1].pools, way.stages[-1].pools, strict=True)
         apart = tuple((own, theirs) for own, theirs in pairs if own.layout.choices != theirs.layout.choices)
         other = OtherWay(counted, budget, apart)
+    placed = [(pool, model) for stage in deployment.stages for pool, model in zip(stage.pools, models, strict=False)]
+    notes = (note for pool, model in placed for note in _notes(pool.layout, str(model.side.config)))
+    warnings += dict.fromkeys(notes)
     for text, budget in zip(memories, budgets, strict=False):
         if not budget.fits:
             message = f"`{printable(text)}` does not hold what is fixed, not to speak of tokens"
@@ -433,7 +437,7 @@ class Model:
 
 
 def _models(arguments: argparse.Namespace, stdin: IO[bytes]) -> tuple[list[Model], list[Problem]]:
-    """The target and the drafts, and what is to be said of their configs."""
+    """The target and the drafts, and the fields of their configs that they do not know."""
     target = Side(arguments.spec, arguments.config, tuple(arguments.choices))
     models = [Model(target, *_layout_of(target, stdin), SET)]
     for side in (_draft(text, arguments.config) for text in arguments.drafts):
@@ -530,8 +534,8 @@ def _compare(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     if a.config is not None:
         priced = (Priced(left[0].namespace, left[1]), Priced(right[0].namespace, right[1]))
     difference = compare((left[0].layout, right[0].layout), priced, memory)
-    sides = ((left[0], a.config), (right[0], b.config))
-    warnings = [problem for own, file in sides if file is not None for problem in _unknown_fields(own, file)]
+    sides = ((*left, a.config), (*right, b.config))
+    warnings = [problem for *own, file in sides if file is not None for problem in _remarks(*own, file)]
     warnings = list(dict.fromkeys(warnings))
     if arguments.format == "json":
         _print_json(difference.as_json() | {"problems": render_json(sort_problems(warnings))}, stdout)
@@ -642,7 +646,7 @@ class Verdict:
 
 
 def _verdict_as_json(verdict: Verdict, config: str) -> dict[str, Any]:
-    warnings = [] if verdict.reasons else _unknown_fields(verdict.compiled, config)
+    warnings = [] if verdict.reasons else _remarks(verdict.compiled, verdict.layout, config)
     return {
         "accepted": not verdict.reasons,
         "reasons": list(verdict.reasons),
@@ -810,6 +814,19 @@ def _layout(compiled: Compiled, fields: Mapping[str, Any], choices: Mapping[str,
         if all(problem.startswith("start_layer ") for problem in error.problems):
             raise usage(f"{flag.strip()}: {error.problems[0]}" if flag else error.problems[0]) from None
         raise _refused(error, config) from None
+
+
+def _remarks(compiled: Compiled, layout: Any, config: str) -> list[Problem]:
+    """What is to be said of an accepted config: fields that its layout does not know, and the notes of the spec."""
+    return [*_unknown_fields(compiled, config), *_notes(layout, config)]
+
+
+def _notes(layout: Any, config: str) -> list[Problem]:
+    """KV409: what a layout says of a config and choices."""
+    from kvgen.evaluate import notes_of
+
+    label = Label(Span.of_file(config))
+    return [Problem("KV409", text, label, severity=Severity.WARNING) for text in notes_of(layout)]
 
 
 def _unknown_fields(compiled: Compiled, config: str) -> list[Problem]:

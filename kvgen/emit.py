@@ -166,6 +166,7 @@ class _Viewer:
         steps = tuple(self.layer_steps())
         layer_requires = tuple(self.layer_requires())
         readers = tuple(self.reader_blocks())
+        notes = tuple(self.notes())
         spaces = tuple(self.space_blocks())
         aliases = tuple(self.alias_blocks())
         page_choices = tuple(self.page_choices())
@@ -212,6 +213,7 @@ class _Viewer:
             layer_steps=steps,
             layer_requires=layer_requires,
             readers=readers,
+            notes=notes,
             spaces=spaces,
             spaces_argument=statement(
                 "spaces=",
@@ -282,6 +284,7 @@ class _Viewer:
             has_varying_pages=self.varying,
             has_host=self.has_host,
             has_readers=self.has_readers,
+            has_notes=bool(notes),
             is_affine=affine,
             has_search=not affine or self.has_requests,
             has_layer_requires=bool(layer_requires),
@@ -587,6 +590,13 @@ class _Viewer:
             if item.varies:
                 broken = Each("{", Raw("layer"), "for layer in layers", self.printer.negated(item.that), "}")
                 yield statement("", call("read.refuse", broken, Words(item.message)), IN_FROM_CONFIG)
+
+    def notes(self) -> Iterator[str]:
+        for item in self.layout.notes:
+            holds = self.printer.code(item.when)
+            if item.varies:
+                holds = Each("any(", holds, "for layer in held", None, ")")
+            yield statement("", call("read.note", holds, Words(item.text)), IN_FROM_CONFIG)
 
     def layer_steps(self) -> Iterator[StepView]:
         annotations = dict(self.layout.annotations)

@@ -72,6 +72,11 @@ def settled(space: Any, tokens: int, requests: int) -> Any:
     return replace(space, at_most=(), **numbers)
 
 
+def notes_of(layout: Any) -> tuple[str, ...]:
+    """What its spec says of the layout of this config and these choices."""
+    return getattr(layout, "notes", ())
+
+
 def is_split(page: Any) -> bool:
     """Whether each plane of the page is a tensor of its own."""
     return getattr(page, "split", False)

@@ -10,7 +10,7 @@ from typing import Any
 from kvgen.budget import buffer_as_json, inputs_as_json, plain, readers_text, shown
 from kvgen.bytemap import page_lines
 from kvgen.emit import rounding
-from kvgen.evaluate import is_split, limit_of, memory_of, pages_of
+from kvgen.evaluate import is_split, limit_of, memory_of, notes_of, pages_of
 from kvgen.expr import show
 from kvgen.layout import BufferLayout, DerivedSpace, Layout, LetLayout, RootSpace, Slots, SpaceLayout
 from kvgen.page import BYTE, FieldLayout, Page
@@ -119,6 +119,10 @@ def _rules(layout: Layout) -> Iterator[str]:
             yield title
         for item in rows:
             yield from _wrap(f"{item.name}: {parameter_text(item)}{_for_requests(item)}", "  ")
+    if layout.notes:
+        yield "notes"
+    for item in layout.notes:
+        yield from _wrap(f"{item.text}, when {show(item.when)}", "  ")
     yield "rules"
     for name, when, text in _rule_rows(layout):
         yield from _wrap(f"{name}{when}: {text}", "  ")
@@ -278,6 +282,7 @@ def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any
             for item in layout.parameters
         ],
         "rules": [{"name": name, "when": when.strip(), "is": text} for name, when, text in _rule_rows(layout)],
+        "notes": [{"when": show(item.when), "says": item.text} for item in layout.notes],
         "spaces": [
             {"name": space.name, "cases": [{"when": when.strip(), "is": text} for when, text in _space_rows(space)]}
             for space in layout.spaces
@@ -288,6 +293,7 @@ def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any
     if resolved is not None and module is not None:
         found |= {
             **inputs_as_json(resolved),
+            "notes": list(notes_of(resolved)),
             "bytes_per_token": plain(module.cell_size(resolved)),
             "fixed_bytes": module.bytes_for(resolved, 0),
             "pages": [

@@ -131,6 +131,14 @@ class RequireLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoteLayout:
+    when: Expr
+    text: str
+    origin: str
+    varies: bool  # whether it is said where it holds for some layer
+
+
+@dataclass(frozen=True, kw_only=True)
 class OperationLayout:
     """A method of the pool: a verb, under the name and with the arguments that an engine knows."""
 
@@ -154,6 +162,7 @@ class Layout:
     parameters: tuple[Parameter, ...]
     steps: tuple[LetLayout | SetLayout, ...]  # each after what it needs
     requires: tuple[RequireLayout, ...]
+    notes: tuple[NoteLayout, ...]
     body: Expr
     draft: Expr
     spaces: tuple[SpaceLayout, ...]
@@ -215,27 +224,38 @@ class _Resolver:
         ) + tuple(self.one_buffer_each())
         spaces = tuple(self.space(item) for item in self.spec.spaces)
         buffers = tuple(self.buffer(item) for item in self.spec.buffers)
-        layout = Layout(
-            name=self.spec.name.text,
-            file=self.spec.file.replace("\\", "/").rsplit("/", 1)[-1],
-            doc=self.spec.doc,
-            parameters=self.spec.parameters,
-            steps=tuple(self.steps[name] for name in self.scope.order if name in self.steps),
-            requires=requires,
-            body=body,
-            draft=draft,
-            spaces=spaces,
-            pages=tuple(self.pages.values()),
-            aliases=tuple(self.aliases.items()),
-            buffers=buffers,
-            operations=tuple(self.operations(buffers)),
-            reached=frozenset(self.reached),
-            annotations=tuple(
-                (name, _annotation(entity)) for name, entity in self.scope.entities.items() if entity.varies
-            ),
-            fingerprint="",
+        operations = tuple(self.operations(buffers))
+
+        def made(notes: tuple[NoteLayout, ...], fingerprint: str) -> Layout:
+            """The layout with all that is reached so far."""
+            return Layout(
+                name=self.spec.name.text,
+                file=self.spec.file.replace("\\", "/").rsplit("/", 1)[-1],
+                doc=self.spec.doc,
+                parameters=self.spec.parameters,
+                steps=tuple(self.steps[name] for name in self.scope.order if name in self.steps),
+                requires=requires,
+                notes=notes,
+                body=body,
+                draft=draft,
+                spaces=spaces,
+                pages=tuple(self.pages.values()),
+                aliases=tuple(self.aliases.items()),
+                buffers=buffers,
+                operations=operations,
+                reached=frozenset(self.reached),
+                annotations=tuple(
+                    (name, _annotation(entity)) for name, entity in self.scope.entities.items() if entity.varies
+                ),
+                fingerprint=fingerprint,
+            )
+
+        decided = fingerprint(made((), ""))  # notes decide no byte, nor does what they alone reach
+        notes = tuple(
+            NoteLayout(when=self.take(item.when), text=item.text, origin=item.path, varies=self.scope.varies(item.when))
+            for item in self.spec.notes
         )
-        return replace(layout, fingerprint=fingerprint(layout))
+        return made(notes, decided)
 
     def one_buffer_each(self) -> Iterator[RequireLayout]:
         """That the layers of two buffers of one operation do not meet: the layer says which buffer is meant."""

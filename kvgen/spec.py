@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -36,6 +36,7 @@ LIMITS = {  # entries of a section; far more than any layout has, and few enough
     "choices": 32,
     "let": 256,
     "require": 128,
+    "notes": 32,
     "spaces": 32,
     "formats": 128,
     "buffers": 64,
@@ -105,6 +106,15 @@ class Require:
     message: str
     path: str
     span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What is worth knowing of a layout for which `when` holds: for one of its layers, where it depends on them."""
+
+    when: Expr
+    text: str
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,6 +306,7 @@ class Spec:
     ignores: tuple[Ignored, ...]
     lets: tuple[Let, ...]
     requires: tuple[Require, ...]
+    notes: tuple[Note, ...]
     layers: Layers | None
     spaces: tuple[Space, ...]
     formats: tuple[Format, ...]
@@ -430,6 +441,7 @@ class _Builder:
                 for entry in self._entries("let")
             ),
             requires=tuple(self._requires()),
+            notes=tuple(self._notes()),
             layers=self._layers(),
             spaces=tuple(self._space(entry) for entry in self._entries("spaces")),
             formats=tuple(self._format(entry) for entry in self._entries("formats")),
@@ -584,6 +596,12 @@ class _Builder:
                 )
             )
         return found
+
+    def _notes(self) -> Iterator[Note]:
+        for position, item in enumerate(self._items(self.root.get("notes"))):
+            assert isinstance(item, Mapping)
+            path = f"notes[{position}]"
+            yield Note(when=self._expr(item.get("when"), f"{path}.when"), text=self._text(item.get("say")), path=path)
 
     def _layers(self) -> Layers | None:
         node = self.root.get("layers")

@@ -275,6 +275,7 @@ class ModuleView:
     layer_steps: tuple[StepView, ...]
     layer_requires: tuple[str, ...]
     readers: tuple[BlockView, ...]
+    notes: tuple[str, ...]
     spaces: tuple[BlockView, ...]
     spaces_argument: str
     aliases: tuple[BlockView, ...]
@@ -331,6 +332,7 @@ class ModuleView:
     has_varying_pages: bool
     has_host: bool
     has_readers: bool
+    has_notes: bool
     is_affine: bool
     has_search: bool
     has_layer_requires: bool
