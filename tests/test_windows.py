@@ -430,3 +430,14 @@ def test_requests_in_blocks_of_a_page() -> None:
     assert made.problems == ()
     own = Pool(made, made.namespace.Layout.from_config({}))
     assert own.bytes_for(160, 6) - own.bytes_for(160, 5) == own.request_bytes == 64
+
+
+def test_requests_where_tokens_have_no_slots_of_their_own() -> None:
+    """Of requests alone, which no token limits: none has a slot, so any number fits beside the reserved page."""
+    text = SPEC[: SPEC.index("config:")] + SPEC[SPEC.index("formats:") :].replace("  kv: {", "# ", 1)
+    text += "layers: {body: 2}\nspaces:\n  window: {slots: requests * 32, at_most: tokens, page: 16}\n"
+    made = compile_spec("several.yaml", lambda file: text.encode())
+    assert made.problems == ()
+    own = Pool(made, made.namespace.Layout.from_config({}))
+    assert [one(own).max_requests(memory, 64) for memory in (31, 32)] == [0, UNBOUNDED]
+    assert [one(own).max_tokens(memory, 1) for memory in (31, 32, 95, 96)] == [0, 15, 31, UNBOUNDED]  # whole pages
