@@ -433,7 +433,7 @@ def test_requests_in_blocks_of_a_page() -> None:
 
 
 def test_requests_where_tokens_have_no_slots_of_their_own() -> None:
-    """Of requests alone, which no token limits: none has a slot, so any number fits beside the reserved page."""
+    """Contexts take no slots, so that there are no tokens to limit: any number fits beside the reserved page."""
     text = SPEC[: SPEC.index("config:")] + SPEC[SPEC.index("formats:") :].replace("  kv: {", "# ", 1)
     text += "layers: {body: 2}\nspaces:\n  window: {slots: requests * 32, at_most: tokens, page: 16}\n"
     made = compile_spec("several.yaml", lambda file: text.encode())
