@@ -241,6 +241,7 @@ class GlmDsaLayout:
     buffers: tuple[Buffer, ...]
     config_items: tuple[tuple[str, object], ...]
     default_items: tuple[tuple[str, object], ...]
+    notes: tuple[str, ...]  # what is worth knowing of it
 
     @classmethod
     def from_config(cls, config: object, **choices: object) -> Self:
@@ -341,6 +342,12 @@ class GlmDsaLayout:
                 if role == "both" or (layer < num_layers) == (role == "target")
             ]
 
+            read.note(
+                any(hisparse and layer < num_layers and layer not in owns_index for layer in held),
+                "SGLang 0.5.23 keeps index keys in every layer with HiSparse: its own number is that of "
+                "elide_shared=false",
+            )
+
             # spaces.logical
             logical_space = Space("logical", page_size=64, slots_per_token=host_to_device_ratio)
             # spaces.device
@@ -388,6 +395,7 @@ class GlmDsaLayout:
                 ),
                 config_items=tuple(read.used.items()),
                 default_items=tuple(read.defaults.items()),
+                notes=tuple(read.notes),
             )
 
     def buffer(self, name: str) -> Buffer:
@@ -469,10 +477,9 @@ def max_tokens(layout: GlmDsaLayout, available_bytes: int, requests: int = 0) ->
 
 
 def max_requests(layout: GlmDsaLayout, available_bytes: int, tokens: int) -> int:
-    """The most requests that fit beside so many tokens; UNBOUNDED where a request costs nothing."""
+    """The most requests that fit beside so many tokens; UNBOUNDED where more of them cost nothing more."""
     _check_bytes(available_bytes)
-    fixed = bytes_for(layout, tokens)
-    return UNBOUNDED if fixed <= available_bytes else 0
+    return UNBOUNDED if bytes_for(layout, tokens) <= available_bytes else 0
 
 
 def slots(layout: GlmDsaLayout, space: str, tokens: int, requests: int = 0) -> int:
@@ -530,6 +537,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.notes: list[str] = []
         self.complete = True  # whether every value that something is made of could be read
 
     def __enter__(self) -> Self:
@@ -596,6 +604,11 @@ class _Inputs:
         """Keep the message where there are such layers."""
         if layers:
             self.problems.append(f"layer {min(layers)}: {message}")
+
+    def note(self, holds: bool, text: str) -> None:
+        """Keep the note where the condition holds."""
+        if holds:
+            self.notes.append(text)
 
     def agreed(self, name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
         """The layers of the first rule, where every rule that applies gives the same ones in the body."""

@@ -443,10 +443,9 @@ def max_tokens(layout: MlaLayout, available_bytes: int, requests: int = 0) -> in
 
 
 def max_requests(layout: MlaLayout, available_bytes: int, tokens: int) -> int:
-    """The most requests that fit beside so many tokens; UNBOUNDED where a request costs nothing."""
+    """The most requests that fit beside so many tokens; UNBOUNDED where more of them cost nothing more."""
     _check_bytes(available_bytes)
-    fixed = bytes_for(layout, tokens)
-    return UNBOUNDED if fixed <= available_bytes else 0
+    return UNBOUNDED if bytes_for(layout, tokens) <= available_bytes else 0
 
 
 def slots(layout: MlaLayout, space: str, tokens: int, requests: int = 0) -> int:

@@ -129,7 +129,7 @@ from functools import cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
-LAYOUT_FINGERPRINT = "029fb799dfcf02cc"
+LAYOUT_FINGERPRINT = "0c598647c288d02c"
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them
 ITEM_BYTES = {"bf16": 2, "e2m1": 1, "e4m3": 1, "e8m0": 1, "f32": 4, "i8": 1}
 
@@ -1079,6 +1079,7 @@ class Space:
     page_size: int  # slots of a page
     slots_per_token: int | Fraction
     slots_per_request: int | Fraction = 0
+    at_most: tuple[int | Fraction, ...] = ()  # slots for a token, for a request, and besides: never more together
     reserved_pages: int = 1
 
     @property
@@ -1089,6 +1090,9 @@ class Space:
     def num_pages(self, tokens: int, requests: int = 0) -> int:
         """Pages for so many tokens, reserved pages included."""
         slots = self.slots_per_token * tokens + self.slots_per_request * requests
+        if self.at_most:
+            for_token, for_request, fixed = self.at_most
+            slots = min(slots, for_token * tokens + for_request * requests + fixed)
         return slots // self.page_size + self.reserved_pages
 
 
@@ -1311,7 +1315,7 @@ class SharedKvLayout:
             read.require(cla_share_factor is None or cla_share_factor > 1, "cla_share_factor: none shares, as in gqa")
             read.stop_if_incomplete()
 
-            request_slots = (-(-((window if window is not None else 1) - 1 + step_tokens) // page_size) + 1) * page_size
+            request_slots = (-(-((window if window is not None else 1) - 2 + step_tokens) // page_size) + 1) * page_size
             read.require(model_type != "nemotron-nas", "block_configs: every layer has heads of its own, or none")
             read.require(
                 num_kv_shared_layers is not None or cla_share_factor is not None,
@@ -1409,7 +1413,13 @@ class SharedKvLayout:
             if swa_pool == "ratio":
                 swa_space = Space("swa", page_size=page_size, slots_per_token=_whole(swa_ratio))
             else:
-                swa_space = Space("swa", page_size=page_size, slots_per_token=0, slots_per_request=request_slots)
+                swa_space = Space(
+                    "swa",
+                    page_size=page_size,
+                    slots_per_token=0,
+                    slots_per_request=request_slots,
+                    at_most=(1, 0, 0),
+                )
 
             # formats.kv_rows
             def kv_rows_page(layer: int, slots: int) -> Page:
@@ -1562,20 +1572,16 @@ def host_bytes_for(layout: SharedKvLayout, tokens: int, requests: int = 0) -> in
 def max_tokens(layout: SharedKvLayout, available_bytes: int, requests: int = 0) -> int:
     """The most tokens that fit: 0 where not even the reserved pages do, UNBOUNDED where nothing grows with tokens."""
     _check_bytes(available_bytes)
-    fixed = bytes_for(layout, 0, requests)
-    if cell_size(layout) == 0:
-        return UNBOUNDED if fixed <= available_bytes else 0
     granule = layout.granule
+    if cell_size(layout) == 0 and bytes_for(layout, UNBOUNDED // granule * granule, requests) <= available_bytes:
+        return UNBOUNDED
     return _most(lambda count: bytes_for(layout, count * granule, requests) <= available_bytes) * granule
 
 
 def max_requests(layout: SharedKvLayout, available_bytes: int, tokens: int) -> int:
-    """The most requests that fit beside so many tokens; UNBOUNDED where a request costs nothing."""
+    """The most requests that fit beside so many tokens; UNBOUNDED where more of them cost nothing more."""
     _check_bytes(available_bytes)
-    fixed = bytes_for(layout, tokens)
-    if fixed > available_bytes:
-        return 0
-    if all(buffer.space.slots_per_request == 0 or not buffer.layers for buffer in layout.buffers):
+    if bytes_for(layout, tokens, UNBOUNDED) <= available_bytes:
         return UNBOUNDED
     return _most(lambda count: bytes_for(layout, tokens, count) <= available_bytes)
 

@@ -205,7 +205,9 @@ def adapt(layout: Layout, scope: Scope, kind: Kind) -> str:
         scales={argument: scale_argument(field) for argument, field in fields.items()},
         names={item.verb: item.name for item in layout.operations},
         has_page_size="page_size" in choices,
-        has_rate=any(root.per_token.known is None for name in _spaces(layout, kind) for root in _roots(layout, name)),
+        has_rate=any(
+            root.slots.per_token.known is None for name in _spaces(layout, kind) for root in _roots(layout, name)
+        ),
     )
     return template(f"{kind.engine}_{kind.name}.py.jinja").render(a=view)
 
@@ -288,8 +290,8 @@ def _slots(layout: Layout, kind: Kind) -> Iterator[str]:
     for name in _spaces(layout, kind):
         for root in _roots(layout, name):
             spare = isinstance(root.reserve, Literal) and root.reserve.value == 1
-            others = root.per_request.known, root.fixed.known
-            if root.per_token.known not in (1, None) or others != (0, 0) or not spare:
+            others = root.slots.per_request.known, root.slots.fixed.known
+            if root.slots.per_token.known not in (1, None) or others != (0, 0) or not spare:
                 yield f"the slots of `{name}` are not one a token and a page in reserve"
                 break
 

@@ -58,9 +58,20 @@ class Budget:
         """Of the stage that decides."""
         return self.stage.bytes_for(*self.counts)
 
+    @cached_property
+    def affine(self) -> Stage:
+        """The same stage, with its bytes affine in tokens and requests."""
+        return self.stage.at(*self.counts)
+
+    @property
+    def bytes_per_token(self) -> int | Fraction:
+        """Of one token more."""
+        return self.affine.cell_size
+
     @property
     def fixed_bytes(self) -> int:
-        return self.stage.bytes_for(0, self.counts[1])
+        """What does not grow with tokens."""
+        return self.affine.bytes_for(0, self.counts[1])
 
     @property
     def fits(self) -> bool:
@@ -110,7 +121,37 @@ class Budget:
         return pool.module.slots(pool.layout, buffer.space.name, *self.counts)
 
 
-def budget_as_json(budgets: tuple[Budget, ...]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class OtherWay:
+    """The same question, with the other values of the choices that go by whether requests are counted.
+
+    Where none are counted, the answer is for one request.
+    """
+
+    counted: bool
+    budget: Budget
+    pools: tuple[tuple[Pool, Pool], ...]  # whose choices differ: as they were taken, and the other way
+
+    def as_json(self) -> dict[str, Any]:
+        """What differs, and what comes out."""
+        changes = ((own.name, other_choices(own, other)) for own, other in self.pools)
+        return {
+            "changes": [
+                {"layout": layout, "choices": {name: plain(value) for name, value in choices.items()}}
+                for layout, choices in changes
+            ],
+            "bytes_per_token": plain(self.budget.bytes_per_token),
+            "request_bytes": plain(self.budget.affine.request_bytes),
+            **{key: value for key, value in capacity_as_json(self.budget).items() if key != "stage"},
+        }
+
+
+def other_choices(own: Pool, other: Pool) -> dict[str, object]:
+    """The choices of the second of two pools of a model that are not those of the first."""
+    return {name: value for name, value in other.layout.choices.items() if own.layout.choices[name] != value}
+
+
+def budget_as_json(budgets: tuple[Budget, ...], other: OtherWay | None = None) -> dict[str, Any]:
     """The document of `kvgen budget --format json`: the first budget in detail, and what each memory holds.
 
     Where there are stages, all but `stages` and `capacities` is about the one that decides.
@@ -119,7 +160,7 @@ def budget_as_json(budgets: tuple[Budget, ...]) -> dict[str, Any]:
     target, *drafts = budget.stage.pools
     return {
         **identity_as_json(target),
-        "bytes_per_token": plain(budget.stage.cell_size),
+        "bytes_per_token": plain(budget.bytes_per_token),
         "granule": budget.deployment.granule,
         "fixed_bytes": budget.fixed_bytes,
         "tokens": bounded(budget.tokens),
@@ -135,6 +176,7 @@ def budget_as_json(budgets: tuple[Budget, ...]) -> dict[str, Any]:
         "drafts": [pool_as_json(budget, pool) for pool in drafts],
         "stages": [stage_as_json(budget, position) for position in range(len(budget.deployment.stages))],
         "capacities": [capacity_as_json(each) for each in budgets if each.memory is not None],
+        "other_way": None if other is None else other.as_json(),
     }
 
 
@@ -145,10 +187,11 @@ def identity_as_json(pool: Pool) -> dict[str, Any]:
 
 def pool_as_json(budget: Budget, pool: Pool) -> dict[str, Any]:
     """A pool that shares a device with another."""
+    affine = pool.at(*budget.counts)
     return {
         **identity_as_json(pool),
-        "bytes_per_token": plain(pool.cell_size),
-        "fixed_bytes": pool.bytes_for(0, budget.counts[1]),
+        "bytes_per_token": plain(affine.cell_size),
+        "fixed_bytes": affine.bytes_for(0, budget.counts[1]),
         "total_bytes": pool.bytes_for(*budget.counts),
         "host_bytes": pool.host_bytes_for(*budget.counts),
         "buffers": buffers_as_json(budget, pool),
@@ -164,20 +207,21 @@ def buffers_as_json(budget: Budget, pool: Pool) -> list[dict[str, Any]]:
             "bytes": buffer.num_bytes(*budget.sizes(buffer)),
             "causes": budget.causes(pool, buffer).as_dict(),
         }
-        for buffer in pool.layout.buffers
+        for buffer in pool.at(*budget.counts).layout.buffers
     ]
 
 
 def stage_as_json(budget: Budget, position: int) -> dict[str, Any]:
     """A stage, with the tokens that it would hold by itself and its price for those that all hold."""
     stage = budget.deployment.stages[position]
+    affine = stage.at(*budget.counts)
     target = stage.pools[0].layout
     return {
         "start_layer": target.start_layer,
         "end_layer": target.end_layer,
         "layers": [list(pool.layout.held) for pool in stage.pools],
-        "bytes_per_token": plain(stage.cell_size),
-        "fixed_bytes": stage.bytes_for(0, budget.counts[1]),
+        "bytes_per_token": plain(affine.cell_size),
+        "fixed_bytes": affine.bytes_for(0, budget.counts[1]),
         "tokens": bounded(budget.limits[position]),
         "total_bytes": stage.bytes_for(*budget.counts),
         "host_bytes": stage.host_bytes_for(*budget.counts),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from kvgen.budget import Budget, plain, readers_text, shown
+from kvgen.budget import Budget, OtherWay, other_choices, plain, readers_text, shown
 from kvgen.causes import Causes
 from kvgen.deployment import UNBOUNDED, Pool
 from kvgen.evaluate import memory_of, pages_of
@@ -14,10 +14,10 @@ from kvgen.text import WIDTH, ending, wrap
 GLUE = "\u00a0"  # a blank at which no line breaks
 
 
-def render(budgets: tuple[Budget, ...]) -> str:
+def render(budgets: tuple[Budget, ...], other: OtherWay | None = None) -> str:
     """The first budget in detail, a line for each stage and each memory where there are several."""
     budget = budgets[0]
-    sections = [[*_head(budget)], [*_summary(budget)]]
+    sections = [[*_head(budget)], [*_summary(budget)], _other_way(other) if other is not None else []]
     if len(budgets) > 1:
         sections.append(_memories(budgets))
     if len(budget.deployment.stages) > 1:
@@ -45,7 +45,7 @@ def _summary(budget: Budget) -> Iterator[str]:
         yield _figure("requests", budget.requests, "       at a time")
     if budget.context is not None:
         yield _figure("context", budget.context, "       tokens for each of them, in whole pages")
-    yield _figure("bytes per token", budget.stage.cell_size)
+    yield _figure("bytes per token", budget.bytes_per_token)
     yield _figure("fixed", budget.fixed_bytes, f"bytes  {_fixed(budget)}")
     yield _figure("total", budget.total_bytes, f"bytes  {in_units(budget.total_bytes)}")
     if budget.memory is not None:
@@ -65,9 +65,29 @@ def _figure(title: str, number: object, text: str = "") -> str:
 def _fixed(budget: Budget) -> str:
     """What the fixed bytes are for."""
     requests = budget.counts[1]
-    if not requests or not any(pool.request_layers for pool in budget.stage.pools):
+    if not requests or not any(pool.request_layers for pool in budget.affine.pools):
         return "reserved pages"
     return f"reserved pages and {requests:,} request{ending(requests)}"
+
+
+def _other_way(other: OtherWay) -> list[str]:
+    """Which choices were taken and why, and what comes out with the others."""
+    taken, instead = {}, {}
+    for own, theirs in other.pools:
+        for name, value in other_choices(own, theirs).items():
+            taken[f"{name} is {shown(own.layout.choices[name])}"] = None
+            instead[f"{name}={shown(value)}"] = None
+    reason = "requests are counted" if other.counted else "no requests are counted"
+    budget, each = other.budget, other.budget.affine.request_bytes
+    cost = f" and {_count(each)} per request" if each else ""
+    many = f" of {_count(budget.requests)} request{ending(budget.requests)}" if budget.requests else ""
+    facts = [
+        f"{_count(budget.tokens)} token{ending(budget.tokens)}{many}",
+        f"{_count(budget.bytes_per_token)} bytes per token{cost}",
+        f"{shown(budget.total_bytes)} bytes in total{'' if budget.fits else ', which do not fit'}",
+    ]
+    text = f"{reason}, so {' and '.join(taken)}; with {' and '.join(instead)}: {', '.join(facts)}"
+    return wrap(text, "  ", "  ")
 
 
 def _memories(budgets: Sequence[Budget]) -> list[str]:
@@ -93,7 +113,7 @@ def _stages(budget: Budget) -> list[str]:
     for position, (stage, limit) in enumerate(zip(budget.deployment.stages, budget.limits, strict=True)):
         titles = ("", *("draft " for _ in stage.pools[1:]))
         layers = [title + _layers(pool) for title, pool in zip(titles, stage.pools, strict=True) if pool.layout.held]
-        row = (str(position), ", ".join(layers) or "none", shown(plain(stage.cell_size)))
+        row = (str(position), ", ".join(layers) or "none", shown(plain(stage.at(*budget.counts).cell_size)))
         row += (shown(stage.bytes_for(*budget.counts)),)
         if limit is not None:
             row += (_count(limit), "decides" if position == budget.deciding else "")

@@ -86,6 +86,7 @@ TAKEN = frozenset(  # names that `from_config` and the layout class use themselv
         "device_buffers",
         "from_config",
         "num_body_layers",
+        "notes",
         "slots",
         "page",
         "cell_size",
@@ -258,6 +259,7 @@ def _unused(name: Ident, path: str) -> Problem:
 def _used_names(spec: Spec) -> set[str]:
     exprs: list[Expr | None] = [item.value for item in spec.lets]
     exprs += [item.that for item in spec.requires]
+    exprs += [item.when for item in spec.notes]
     if spec.layers is not None:
         exprs += [spec.layers.body, spec.layers.draft]
         exprs += [expr for item in spec.layers.sets for case in item.cases for expr in (case.when, case.use)]
@@ -265,7 +267,8 @@ def _used_names(spec: Spec) -> set[str]:
         for case in space.cases:
             use = case.use
             exprs.append(case.when)
-            exprs += [use.slots, use.page, use.reserve] if isinstance(use, Root) else [use.divisor, use.where]
+            root = isinstance(use, Root)
+            exprs += [use.slots, use.at_most, use.page, use.reserve] if root else [use.divisor, use.where]
     for buffer in spec.buffers:
         exprs += [buffer.layers, buffer.readers, buffer.block, buffer.align, buffer.split]
     found = {name for expr in exprs if expr is not None for name in names(expr)}
@@ -378,14 +381,16 @@ def _circle(start: str, edges: dict[str, list[str]]) -> tuple[str, ...]:
 
 def check_parameters(spec: Spec, scope: Scope) -> Iterator[Problem]:
     """KV245: `default` and `is` lie in the domain, `min` is not above `max`, and keys fit the type."""
+    roots = [case.use for space in spec.spaces for case in space.cases if isinstance(case.use, Root)]
+    grows = any("requests" in names(root.slots) for root in roots)
     for item in spec.parameters:
         if item.section != "needs":
-            yield from _check_parameter(item)
+            yield from _check_parameter(item, grows)
         if item.besides is not None:
             yield from _check_besides(item, spec)
 
 
-def _check_parameter(item: Parameter) -> Iterator[Problem]:
+def _check_parameter(item: Parameter, grows_with_requests: bool) -> Iterator[Problem]:
     def refuse(key: str, message: str, help: str | None = None) -> Problem:
         span = item.spans.get(key, item.name.span)
         return Problem("KV245", message, Label(span), help=help, path=f"{item.path}.{key}")
@@ -416,9 +421,13 @@ def _check_parameter(item: Parameter) -> Iterator[Problem]:
         yield refuse("optional", f"`{item.name}` has a default, so it is never absent", "leave one of the two out")
     if item.equals is not None and item.has_default and item.default != item.equals:
         yield refuse("default", f"the default {_written(item.default)} is not what `is` asks for")
-    for key, value in (("is", item.equals), ("default", item.default)):
+    for key, value in (("is", item.equals), ("default", item.default), ("for_requests", item.for_requests)):
         if value is not None and (why := why_outside(item, value)):
             yield refuse(key, f"{_written(value)} {why}")
+    if item.for_requests is not None and item.for_requests == item.default:
+        yield refuse("for_requests", f"{_written(item.default)} is the default already", "leave out `for_requests`")
+    elif item.for_requests is not None and not grows_with_requests:
+        yield refuse("for_requests", "no slots grow with `requests`", "leave out `for_requests`")
 
 
 def _check_besides(item: Parameter, spec: Spec) -> Iterator[Problem]:
@@ -599,6 +608,15 @@ def check_requires(spec: Spec, scope: Scope) -> Iterator[Problem]:
     yield from problems
 
 
+def check_notes(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """Types of `notes`. Every `require` holds where one is said."""
+    problems: list[Problem] = []
+    for item in spec.notes:
+        words = frozenset({"layer"}) if scope.varies(item.when) else frozenset()
+        _typed(scope, item.when, Bool, Place(f"{item.path}.when", words, scope.layered_facts), problems)
+    yield from problems
+
+
 def _typed(scope: Scope, expr: Expr, wanted: type, place: Place, problems: list[Problem]) -> Type | None:
     """The type of an expression. Adds a problem where it is not the wanted one, or what is known has no value."""
     kind = scope.expect(expr, wanted, place, problems)
@@ -711,24 +729,53 @@ def _check_root(scope: Scope, root: Root, place: Place) -> Iterator[Problem]:
     def refuse(message: str, help: str | None, expr: Expr, key: str) -> Problem:
         return Problem("KV248", message, Label(expr.span), help=help, path=f"{place.path}.{key}")
 
-    at_slots = Place(f"{place.path}.slots", frozenset({"tokens", "requests"}), place.facts)
-    kind = scope.expect(root.slots, Ratio, at_slots, problems)
-    if kind is not None:
-        yield from _foldable(scope, root.slots, at_slots.path)
+    rates: dict[str, set[str] | None] = {}  # what each count of slots grows with; None after a problem
+    for expr, key in ((root.slots, "slots"), (root.at_most, "at_most")):
+        if expr is None:
+            continue
+        rates[key] = None
+        at = Place(f"{place.path}.{key}", frozenset({"tokens", "requests"}), place.facts)
+        kind = scope.expect(expr, Ratio, at, problems)
+        if kind is None:
+            continue
+        yield from _foldable(scope, expr, at.path)
         try:
-            if affine(scope, root.slots) is None:
-                help = "write a sum of `tokens` and `requests` times numbers"
-                yield refuse("`slots` is not affine in `tokens` and `requests`", help, root.slots, "slots")
-            elif (kind.low if isinstance(kind, Int) else kind.sign) < 0:
-                help = "only add; state a `min` for what it is made of"
-                yield refuse("`slots` may be below 0", help, root.slots, "slots")
+            found = affine(scope, expr)
         except FoldError:
-            pass  # reported above
+            continue  # reported above
+        if found is None:
+            help = "write a sum of `tokens` and `requests` times numbers"
+            yield refuse(f"`{key}` is not affine in `tokens` and `requests`", help, expr, key)
+        elif (kind.low if isinstance(kind, Int) else kind.sign) < 0:
+            help = "only add; state a `min` for what it is made of"
+            yield refuse(f"`{key}` may be below 0", help, expr, key)
+        else:
+            rates[key] = {name for name, rate in found.items() if rate.known != 0}
+    if root.at_most is not None and None not in rates.values():
+        yield from _check_at_most(root, rates["slots"], rates["at_most"], refuse)
     for expr, key, least in ((root.page, "page", 1), (root.reserve, "reserve", 0)):
         kind = _typed(scope, expr, Int, Place(f"{place.path}.{key}", facts=place.facts), problems)
         if isinstance(kind, Int) and kind.low < least:
             yield refuse(*_too_low(f"`{key}`", kind, least), expr, key)
     yield from problems
+
+
+def _check_at_most(
+    root: Root, slots: set[str], at_most: set[str], refuse: Callable[[str, str | None, Expr, str], Problem]
+) -> Iterator[Problem]:
+    """KV248: what requests need is limited by what their tokens do.
+
+    Args:
+        slots: what `slots` grows with.
+        at_most: what `at_most` grows with.
+    """
+    if "tokens" in slots or "requests" not in slots:
+        why = "grows with `tokens`" if "tokens" in slots else "does not grow with `requests`"
+        message = f"`at_most` is for slots that grow with requests alone, and `slots` {why}"
+        yield refuse(message, "leave out `at_most`", root.slots, "slots")
+    elif "tokens" not in at_most:
+        help = "write the slots that are enough for all tokens, such as `tokens`"
+        yield refuse("`at_most` does not grow with `tokens`", help, root.at_most, "at_most")
 
 
 def _too_low(what: str, kind: Int, least: int) -> tuple[str, str | None]:
@@ -1067,6 +1114,7 @@ CHECKS: tuple[Callable[[Spec, Scope], Iterator[Problem]], ...] = (
     check_ignores,
     check_needs,
     check_requires,
+    check_notes,
     check_cases,
     check_number_of_cases,
     check_case_types,

@@ -57,6 +57,7 @@ CODES = {
     "KV406": "a config that no shipped layout is for, or more than one",
     "KV407": "a field of a config that the layout does not know (a warning)",
     "KV408": "layers whose slots grow with requests, and no requests (a warning)",
+    "KV409": "what a layout says of a config and choices (a warning)",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read or written",
     "KV499": "a fault of kvgen itself",
@@ -343,7 +344,7 @@ def _explain(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     resolved, warnings = None, []
     if arguments.config is not None:
         resolved = _resolve(compiled, arguments.config, arguments.choices)
-        warnings = _unknown_fields(compiled, arguments.config)
+        warnings = _remarks(compiled, resolved, arguments.config)
     elif arguments.choices:
         raise usage("--set needs --config")
     if arguments.format == "json":
@@ -356,25 +357,40 @@ def _explain(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
 
 
 def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
-    from kvgen.budget import Budget, budget_as_json
+    from kvgen.budget import Budget, OtherWay, budget_as_json
     from kvgen.budget_text import render
 
     memories = {text: size_in_bytes(text) for text in arguments.memories or ()}
     tokens = None if arguments.tokens is None else _count(arguments.tokens, "--tokens")
     requests = None if arguments.requests is None else _count(arguments.requests, "--requests")
     context = None if arguments.context is None else _count(arguments.context, "--context", least=1)
-    deployment, warnings = _deployment(arguments, stdin)
-    if tokens is None:
-        found = {text: deployment.most_in(memory, requests, context) for text, memory in memories.items()}
-        budgets = tuple(Budget(deployment, memories[text], *counts) for text, counts in found.items())
-    else:
+    models, warnings = _models(arguments, stdin)
+    counted = bool(requests) or context is not None
+    deployment, way = _ways(models, arguments.pp, counted)
+
+    def price(deployment: Deployment, memory: int | None, requests: int | None) -> Budget:
+        if memory is not None:
+            return Budget(deployment, memory, *deployment.most_in(memory, requests, context))
+        if context is not None:
+            requests = deployment.requests_in(tokens, context)
+        granule = deployment.granule
+        return Budget(deployment, None, -(-tokens // granule) * granule, requests or 0)
+
+    if tokens is not None:
         try:
             deployment.check(tokens)
         except ValueError as error:
             raise usage(str(error)) from None
-        if context is not None:
-            requests = deployment.requests_in(tokens, context)
-        budgets = (Budget(deployment, None, tokens, requests or 0),)
+    budgets = tuple(price(deployment, memory, requests) for memory in memories.values() or (None,))
+    other = None
+    if way is not None:
+        budget = price(way, budgets[0].memory, requests if counted else 1)
+        pairs = zip(deployment.stages[-1].pools, way.stages[-1].pools, strict=True)
+        apart = tuple((own, theirs) for own, theirs in pairs if own.layout.choices != theirs.layout.choices)
+        other = OtherWay(counted, budget, apart)
+    placed = [(pool, model) for stage in deployment.stages for pool, model in zip(stage.pools, models, strict=False)]
+    notes = (note for pool, model in placed for note in _notes(pool.layout, str(model.side.config)))
+    warnings += dict.fromkeys(notes)
     for text, budget in zip(memories, budgets, strict=False):
         if not budget.fits:
             message = f"`{printable(text)}` does not hold what is fixed, not to speak of tokens"
@@ -386,10 +402,10 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
         notes, help = ("what they would keep is in no price",), "add `--requests N` or `--context N`"
         warnings.append(Problem("KV408", message, Label(NOWHERE), notes=notes, help=help, severity=Severity.WARNING))
     if arguments.format == "json":
-        _print_json(budget_as_json(budgets) | {"problems": render_json(sort_problems(warnings))}, stdout)
+        _print_json(budget_as_json(budgets, other) | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:
         _report(warnings, {}, arguments.format, stdout, stderr)
-        stdout.write(render(budgets))
+        stdout.write(render(budgets, other))
     return 0
 
 
@@ -400,20 +416,61 @@ def _unit_left_out(text: str, size: int) -> str | None:
     return f"a size without a unit is in bytes: did you mean `{text.strip()}GiB`?"
 
 
-def _deployment(arguments: argparse.Namespace, stdin: IO[bytes]) -> tuple[Deployment, list[Problem]]:
-    """The stages of `--pp`, with the pools of `--draft` on the last one, and what is to be said of their configs."""
+@dataclass(frozen=True)
+class Model:
+    """The target or a draft of a command line, and its layout."""
+
+    side: Side
+    compiled: Compiled
+    layout: Any
+    flag: str
+
+    def counting_requests(self) -> Model:
+        """The same with what its choices are where requests are counted, but for those that are set."""
+        own = {setting.partition("=")[0] for setting in self.side.settings}
+        found = {name: item.for_requests for name, item in _choices_of(self.compiled).items() if name not in own}
+        more = [f"{name}={_as_text(value)}" for name, value in found.items() if value is not None]
+        if not more:
+            return self
+        side = replace(self.side, settings=(*self.side.settings, *more))
+        return replace(self, side=side, layout=_resolve(self.compiled, side.config, side.settings, self.flag))
+
+
+def _models(arguments: argparse.Namespace, stdin: IO[bytes]) -> tuple[list[Model], list[Problem]]:
+    """The target and the drafts, and the fields of their configs that they do not know."""
+    target = Side(arguments.spec, arguments.config, tuple(arguments.choices))
+    models = [Model(target, *_layout_of(target, stdin), SET)]
+    for side in (_draft(text, arguments.config) for text in arguments.drafts):
+        models.append(Model(side, *_layout_of(side, stdin, "--draft "), "--draft "))
+    warnings = [problem for model in models for problem in _unknown_fields(model.compiled, model.side.config)]
+    return models, list(dict.fromkeys(warnings))
+
+
+def _ways(models: Sequence[Model], pp: str | None, counted: bool) -> tuple[Deployment, Deployment | None]:
+    """The models on their devices, for requests that are counted or for none; and the other way, where it differs."""
+    default = _deployment(models, pp)
+    try:
+        by_requests = [model.counting_requests() for model in models]
+    except Failure:
+        if counted:
+            raise
+        return default, None
+    other = _deployment(by_requests, pp) if by_requests != models else default
+    ours, theirs = ([pool.request_layers for pool in way.pools] for way in (default, other))
+    if ours == theirs:
+        return default, None
+    return (other, default) if counted else (default, other)
+
+
+def _deployment(models: Sequence[Model], pp: str | None) -> Deployment:
+    """The stages of `--pp`, with the pools of drafts on the last one."""
     from kvgen.deployment import Deployment, Pool, Stage
 
-    target = Side(arguments.spec, arguments.config, tuple(arguments.choices))
-    compiled, layout = _layout_of(target, stdin)
-    layouts = [layout] if arguments.pp is None else _stages(arguments.pp, compiled, target)
-    warnings = _unknown_fields(compiled, arguments.config)
-    drafts = []
-    for side in (_draft(text, arguments.config) for text in arguments.drafts):
-        drafts.append(Pool(*_layout_of(side, stdin, "--draft ")))
-        warnings += _unknown_fields(drafts[-1].compiled, side.config)
-    stages = [(Pool(compiled, layout),) for layout in layouts]
-    return Deployment(tuple(map(Stage, (*stages[:-1], (*stages[-1], *drafts))))), list(dict.fromkeys(warnings))
+    target, *drafts = models
+    layouts = [target.layout] if pp is None else _stages(pp, target.compiled, target.side)
+    stages = [(Pool(target.compiled, layout),) for layout in layouts]
+    last = (*stages[-1], *(Pool(draft.compiled, draft.layout) for draft in drafts))
+    return Deployment(tuple(map(Stage, (*stages[:-1], last))))
 
 
 def _layout_of(side: Side, stdin: IO[bytes], flag: str = SET) -> tuple[Compiled, Any]:
@@ -477,8 +534,8 @@ def _compare(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     if a.config is not None:
         priced = (Priced(left[0].namespace, left[1]), Priced(right[0].namespace, right[1]))
     difference = compare((left[0].layout, right[0].layout), priced, memory)
-    sides = ((left[0], a.config), (right[0], b.config))
-    warnings = [problem for own, file in sides if file is not None for problem in _unknown_fields(own, file)]
+    sides = ((*left, a.config), (*right, b.config))
+    warnings = [problem for *own, file in sides if file is not None for problem in _remarks(*own, file)]
     warnings = list(dict.fromkeys(warnings))
     if arguments.format == "json":
         _print_json(difference.as_json() | {"problems": render_json(sort_problems(warnings))}, stdout)
@@ -589,7 +646,7 @@ class Verdict:
 
 
 def _verdict_as_json(verdict: Verdict, config: str) -> dict[str, Any]:
-    warnings = [] if verdict.reasons else _unknown_fields(verdict.compiled, config)
+    warnings = [] if verdict.reasons else _remarks(verdict.compiled, verdict.layout, config)
     return {
         "accepted": not verdict.reasons,
         "reasons": list(verdict.reasons),
@@ -759,6 +816,19 @@ def _layout(compiled: Compiled, fields: Mapping[str, Any], choices: Mapping[str,
         raise _refused(error, config) from None
 
 
+def _remarks(compiled: Compiled, layout: Any, config: str) -> list[Problem]:
+    """What is to be said of an accepted config: fields that its layout does not know, and the notes of the spec."""
+    return [*_unknown_fields(compiled, config), *_notes(layout, config)]
+
+
+def _notes(layout: Any, config: str) -> list[Problem]:
+    """KV409: what a layout says of a config and choices."""
+    from kvgen.evaluate import notes_of
+
+    label = Label(Span.of_file(config))
+    return [Problem("KV409", text, label, severity=Severity.WARNING) for text in notes_of(layout)]
+
+
 def _unknown_fields(compiled: Compiled, config: str) -> list[Problem]:
     """KV407: what an accepted config says about a cache that its layout does not know; of a file, not of a pipe."""
     from kvgen.fields import as_text, known_fields, unknown_fields
@@ -845,6 +915,13 @@ def _choices(compiled: Compiled, settings: Mapping[str, str], flag: str) -> dict
                 words = [str(value) for _, value in parameter.values or ()]
                 raise usage(f"{where}: `{text}` {why}", suggest(text, words))
     return found
+
+
+def _as_text(value: object) -> str:
+    """The text that `_typed` reads as the value."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _typed(parameter: Parameter, text: str, where: str) -> Any:

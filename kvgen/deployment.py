@@ -7,7 +7,7 @@ bytes never shrink when tokens or requests grow.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import lcm
@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from kvgen.compile import Compiled
-from kvgen.evaluate import memory_of
+from kvgen.evaluate import memory_of, request_bytes, settled
 from kvgen.layout import RootSpace
 
 UNBOUNDED = 2**62  # tokens or requests, where nothing grows with them; the same as of every module
@@ -47,6 +47,11 @@ class Pool:
         """Bytes of one token more."""
         return self.module.cell_size(self.layout)
 
+    @property
+    def request_bytes(self) -> Fraction:
+        """Bytes of one request more, beside those of its tokens."""
+        return sum(map(request_bytes, self.device_buffers), Fraction(0))
+
     @cached_property
     def request_layers(self) -> frozenset[int]:
         """The layers in which a request costs memory beside that of its tokens."""
@@ -64,6 +69,12 @@ class Pool:
         }
         found = (space for space in self.layout.spaces if space.name in roots and space.numbering == space.name)
         return tuple(space for space in found if space.slots_per_token)
+
+    def at(self, tokens: int, requests: int) -> Pool:
+        """The pool whose bytes are affine in tokens and requests, and the same as these at so many of both."""
+        spaces = {space.name: settled(space, tokens, requests) for space in self.layout.spaces}
+        buffers = (replace(buffer, space=spaces[buffer.space.name]) for buffer in self.layout.buffers)
+        return replace(self, layout=replace(self.layout, spaces=tuple(spaces.values()), buffers=tuple(buffers)))
 
     def bytes_for(self, tokens: int, requests: int) -> int:
         return self.module.bytes_for(self.layout, tokens, requests)
@@ -83,17 +94,24 @@ class Stage:
         """Bytes of one token more."""
         return sum((pool.cell_size for pool in self.pools), Fraction(0))
 
+    @property
+    def request_bytes(self) -> Fraction:
+        """Bytes of one request more, beside those of its tokens."""
+        return sum((pool.request_bytes for pool in self.pools), Fraction(0))
+
     def bytes_for(self, tokens: int, requests: int) -> int:
         return sum(pool.bytes_for(tokens, requests) for pool in self.pools)
 
     def host_bytes_for(self, tokens: int, requests: int) -> int:
         return sum(pool.host_bytes_for(tokens, requests) for pool in self.pools)
 
+    def at(self, tokens: int, requests: int) -> Stage:
+        """The pools whose bytes are affine, and the same as these at so many tokens and requests."""
+        return Stage(tuple(pool.at(tokens, requests) for pool in self.pools))
+
     def max_tokens(self, memory: int, requests: int, granule: int) -> int:
-        """The most tokens that fit, a multiple of the granule; UNBOUNDED where nothing grows with tokens."""
-        if self.bytes_for(0, requests) > memory:
-            return 0
-        if not self.cell_size:
+        """The most tokens that fit, a multiple of the granule; UNBOUNDED where more of them cost nothing more."""
+        if not self.cell_size and self.bytes_for(UNBOUNDED // granule * granule, requests) <= memory:
             return UNBOUNDED
         return most(lambda count: self.bytes_for(count * granule, requests) <= memory) * granule
 
@@ -156,11 +174,15 @@ class Deployment:
         return most(lambda count: self.longest_context(tokens, count) >= context)
 
     def max_requests(self, memory: int, context: int) -> int:
-        """The most requests of so many tokens each that fit into so much memory on each device."""
-        grows = any(stage.cell_size for stage in self.stages) and self.tokens_for(1, context)
-        if not grows and not any(pool.request_layers for pool in self.pools):
-            return UNBOUNDED if self.fits(memory, 0, 0) else 0
-        return most(lambda count: self.fits(memory, self.tokens_for(count, context), count))
+        """The most requests of so many tokens each that fit into so much memory on each device.
+
+        UNBOUNDED where more of them cost nothing more.
+        """
+
+        def fit(count: int) -> bool:
+            return self.fits(memory, self.tokens_for(count, context), count)
+
+        return UNBOUNDED if fit(UNBOUNDED) else most(fit)
 
     def most_in(self, memory: int, requests: int | None, context: int | None) -> tuple[int, int]:
         """The most tokens in so much memory on each device, and requests: those given, or the most of a context."""

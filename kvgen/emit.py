@@ -140,8 +140,10 @@ class _Viewer:
         self.spaces = {space.name: space for space in layout.spaces}
         self.page_locals: dict[tuple[str, str], str] = {}  # by format and slots: what gives the page
         roots = [case.use for space in layout.spaces for case in space.cases if isinstance(case.use, RootSpace)]
-        self.has_requests = any(root.per_request.known != 0 for root in roots)
-        self.has_fixed = any(root.fixed.known != 0 for root in roots)
+        counts = [slots for root in roots for slots in (root.slots, root.at_most) if slots is not None]
+        self.has_requests = any(slots.per_request.known != 0 for slots in counts)
+        self.has_fixed = any(slots.fixed.known != 0 for slots in counts)
+        self.has_limits = any(root.at_most is not None for root in roots)
         self.has_split = any(buffer.split is not None for buffer in layout.buffers)
         self.has_align = any(buffer.align is not None for buffer in layout.buffers)
         self.has_block = any(buffer.block is not None for buffer in layout.buffers)
@@ -163,6 +165,7 @@ class _Viewer:
         steps = tuple(self.layer_steps())
         layer_requires = tuple(self.layer_requires())
         readers = tuple(self.reader_blocks())
+        notes = tuple(self.notes())
         spaces = tuple(self.space_blocks())
         aliases = tuple(self.alias_blocks())
         page_choices = tuple(self.page_choices())
@@ -176,7 +179,7 @@ class _Viewer:
         pieces = any(len(own) > 1 for page in layout.pages for field in page.fields for own in field.pieces)
         constants = tuple(self.constant_pages())
         has_copies = copied_fields(layout)
-        floors = self.has_floors()
+        affine = self.is_affine()
         return ModuleView(
             name=layout.name,
             class_name=class_name(layout.name),
@@ -209,6 +212,7 @@ class _Viewer:
             layer_steps=steps,
             layer_requires=layer_requires,
             readers=readers,
+            notes=notes,
             spaces=spaces,
             spaces_argument=statement(
                 "spaces=",
@@ -241,6 +245,7 @@ class _Viewer:
             has_block=self.has_block,
             has_requests=self.has_requests,
             has_fixed_slots=self.has_fixed,
+            has_limits=self.has_limits,
             has_translation=self.has_translation,
             has_derived_spaces=any(True for _ in self.derived_spaces()),
             has_walks=self.has_walks,
@@ -276,8 +281,9 @@ class _Viewer:
             has_varying_pages=self.varying,
             has_host=self.has_host,
             has_readers=self.has_readers,
-            has_floors=floors,
-            has_search=floors or self.has_requests,
+            has_notes=bool(notes),
+            is_affine=affine,
+            has_search=not affine or self.has_requests,
             has_layer_requires=bool(layer_requires),
             has_open_rules="open rules" in self.used,
             has_derived_sources=derived,
@@ -583,6 +589,13 @@ class _Viewer:
                 broken = Each("{", Raw("layer"), "for layer in layers", self.printer.negated(item.that), "}")
                 yield statement("", call("read.refuse", broken, Words(item.message)), IN_FROM_CONFIG)
 
+    def notes(self) -> Iterator[str]:
+        for item in self.layout.notes:
+            holds = self.printer.code(item.when)
+            if item.varies:
+                holds = Each("any(", holds, "for layer in held", None, ")")
+            yield statement("", call("read.note", holds, Words(item.text)), IN_FROM_CONFIG)
+
     def layer_steps(self) -> Iterator[StepView]:
         annotations = dict(self.layout.annotations)
         for step in self.layout.steps:
@@ -660,11 +673,13 @@ class _Viewer:
         def code(form: RootSpace | DerivedSpace) -> Code:
             if isinstance(form, RootSpace):
                 items = [Keyword("page_size", self.printer.code(form.page))]
-                items.append(Keyword("slots_per_token", self.rate(form.per_token)))
-                if form.per_request.known != 0:
-                    items.append(Keyword("slots_per_request", self.rate(form.per_request)))
-                if form.fixed.known != 0:
-                    items.append(Keyword("fixed_slots", self.rate(form.fixed)))
+                items.append(Keyword("slots_per_token", self.rate(form.slots.per_token)))
+                if form.slots.per_request.known != 0:
+                    items.append(Keyword("slots_per_request", self.rate(form.slots.per_request)))
+                if form.slots.fixed.known != 0:
+                    items.append(Keyword("fixed_slots", self.rate(form.slots.fixed)))
+                if form.at_most is not None:
+                    items.append(Keyword("at_most", tuple_of([self.rate(rate) for rate in form.at_most.rates])))
                 reserve = self.printer.code(form.reserve)
                 if flat(reserve) != "1":
                     items.append(Keyword("reserved_pages", reserve))
@@ -711,15 +726,12 @@ class _Viewer:
             return numerator if self.whole_rate(rate) else call("_whole", numerator)
         return call("_whole", call("Fraction", numerator, self.printer.code(rate.denominator)))
 
-    def has_floors(self) -> bool:
-        """Whether some space may round its slots down to whole pages, so that bytes are not affine in granules."""
-        for space in self.layout.spaces:
-            for case in space.cases:
-                if isinstance(case.use, RootSpace) and not self.whole_rate(case.use.per_token):
-                    return True
-                if isinstance(case.use, RootSpace) and case.use.fixed.known != 0:
-                    return True
-        return False
+    def is_affine(self) -> bool:
+        """Whether bytes are affine in granules: no space rounds its slots down to whole pages, or limits them."""
+        roots = [case.use for space in self.layout.spaces for case in space.cases if isinstance(case.use, RootSpace)]
+        return not self.has_limits and all(
+            self.whole_rate(root.slots.per_token) and root.slots.fixed.known == 0 for root in roots
+        )
 
     def whole_rate(self, rate: Rate) -> bool:
         if rate.known is not None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from operator import mul
 from types import ModuleType
 from typing import Any
 
@@ -43,6 +46,35 @@ def pages_of(buffer: Any) -> tuple[Any, ...]:
 def readers_of(buffer: Any) -> dict[int, int]:
     """Layers that own none of the buffer, and the layer whose bytes each reads."""
     return dict(getattr(buffer, "readers", ()))
+
+
+def limit_of(space: Any) -> tuple[Any, ...]:
+    """Slots for a token, for a request, and besides, that a space never exceeds together; () where it has no limit."""
+    return getattr(space, "at_most", ())
+
+
+def request_bytes(buffer: Any) -> Fraction:
+    """What one more request costs in all layers together, beside its tokens, page padding spread over the slots."""
+    slots = getattr(buffer.space, "slots_per_request", 0)
+    return Fraction(buffer.layer_page_bytes * slots, getattr(buffer, "page_slots", buffer.space.page_size))
+
+
+def settled(space: Any, tokens: int, requests: int) -> Any:
+    """The space with its slots affine in tokens and requests: as they are up to its limit, or as the limit is there."""
+    limit = limit_of(space)
+    if not limit:
+        return space
+    names = ("slots_per_token", "slots_per_request", "fixed_slots")
+    own = [getattr(space, name, 0) for name in names]
+    slots, most = (sum(map(mul, rates, (tokens, requests, 1))) for rates in (own, limit))
+    rates = own if slots <= most else limit
+    numbers = {name: rate for name, rate in zip(names, rates, strict=True) if hasattr(space, name)}
+    return replace(space, at_most=(), **numbers)
+
+
+def notes_of(layout: Any) -> tuple[str, ...]:
+    """What its spec says of the layout of this config and these choices."""
+    return getattr(layout, "notes", ())
 
 
 def is_split(page: Any) -> bool:

@@ -18,9 +18,9 @@ from typing import Any
 
 from kvgen.cases import reached_cases, truth
 from kvgen.check import why_outside
-from kvgen.evaluate import is_split, memory_of, pages_of, readers_of
+from kvgen.evaluate import is_split, memory_of, notes_of, pages_of, readers_of, request_bytes
 from kvgen.expr import Literal, Name, names
-from kvgen.nodes import Entry, Mapping, Node, plain
+from kvgen.nodes import Entry, Mapping, Node, Sequence, plain
 from kvgen.page import BYTE, FieldLayout
 from kvgen.placing import resolve_page
 from kvgen.problems import Label, Problem, Severity, Span
@@ -253,10 +253,7 @@ class _LayoutProof(_Proof):
         self.equal("`host_bytes_per_token`", entry.value.span, found, wanted, notes)
 
     def claim_request_bytes(self, entry: Entry) -> None:
-        found = sum(
-            Fraction(item.layer_page_bytes * getattr(item.space, "slots_per_request", 0), item.space.page_size)
-            for item in self.buffers("device")
-        )
+        found = sum(map(request_bytes, self.buffers("device")), Fraction(0))
         wanted = _number(entry.value)
         notes = self.shares("device", found, wanted, self.slots_per("request"), "slots per request")
         self.equal("`request_bytes`", entry.value.span, found, wanted, notes)
@@ -311,6 +308,18 @@ class _LayoutProof(_Proof):
                 layer = int(str(own.key.value))
                 what = f"`reads` of layer {layer} of `{buffer.name}`"
                 self.equal(what, own.value.span, self.owner(buffer, layer, own.key.span), _number(own.value))
+
+    def claim_notes(self, entry: Entry) -> None:
+        assert isinstance(entry.value, Sequence)
+        found, wanted = notes_of(self.layout), [str(plain(item)) for item in entry.value.items]
+        if len(found) == len(wanted) and all(part in text for part, text in zip(wanted, found, strict=True)):
+            return
+        message = (
+            f"{len(found)} note{ending(len(found))} {'is' if len(found) == 1 else 'are'} said, expected {len(wanted)}"
+        )
+        if len(found) == len(wanted):
+            message = "the notes say something else"
+        self.report("KV301", message, entry.value.span, notes=found)
 
     def claim_at(self, entry: Entry) -> None:
         name, _, field_name = str(plain(entry.value)).partition(".")

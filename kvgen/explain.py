@@ -10,9 +10,9 @@ from typing import Any
 from kvgen.budget import buffer_as_json, inputs_as_json, plain, readers_text, shown
 from kvgen.bytemap import page_lines
 from kvgen.emit import rounding
-from kvgen.evaluate import is_split, memory_of, pages_of
+from kvgen.evaluate import is_split, limit_of, memory_of, notes_of, pages_of
 from kvgen.expr import show
-from kvgen.layout import BufferLayout, DerivedSpace, Layout, LetLayout, RootSpace, SpaceLayout
+from kvgen.layout import BufferLayout, DerivedSpace, Layout, LetLayout, RootSpace, Slots, SpaceLayout
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.size import Size
 from kvgen.space import Rate
@@ -118,7 +118,11 @@ def _rules(layout: Layout) -> Iterator[str]:
         if rows:
             yield title
         for item in rows:
-            yield from _wrap(f"{item.name}: {parameter_text(item)}", "  ")
+            yield from _wrap(f"{item.name}: {parameter_text(item)}{_for_requests(item)}", "  ")
+    if layout.notes:
+        yield "notes"
+    for item in layout.notes:
+        yield from _wrap(f"{item.text}, when {show(item.when)}", "  ")
     yield "rules"
     for name, when, text in _rule_rows(layout):
         yield from _wrap(f"{name}{when}: {text}", "  ")
@@ -163,6 +167,11 @@ def parameter_text(item: Parameter) -> str:
     return f"{text}, or absent" if item.optional else text
 
 
+def _for_requests(item: Parameter) -> str:
+    """What a budget takes for a choice where requests are counted, unless that is the default. It decides no byte."""
+    return "" if item.for_requests is None else f", {shown(item.for_requests)} where a budget counts requests"
+
+
 def _rule_rows(layout: Layout) -> Iterator[tuple[str, str, str]]:
     """(name, when, expression) of the layer counts, lets and sets."""
     yield "body", "", show(layout.body)
@@ -193,10 +202,14 @@ def _space_text(form: RootSpace | DerivedSpace) -> str:
         divisor = "" if form.divisor is None else f" {form.operator} {show(form.divisor)}"
         where = "" if form.where is None else f", where {show(form.where)}"
         return f"the pages of {form.parent}, slot offset{divisor}{where}"
-    rates = [(form.per_token, " per token"), (form.per_request, " per request"), (form.fixed, "")]
-    slots = " + ".join(f"{_rate(rate)}{what}" for rate, what in rates if rate.known != 0) or "none"
+    limit = "" if form.at_most is None else f", at most {_slot_count(form.at_most)}"
     mapped = "" if form.parent is None else f", mapped from {form.parent}"
-    return f"{slots}, pages of {show(form.page)} slots, {show(form.reserve)} reserved{mapped}"
+    return f"{_slot_count(form.slots)}{limit}, pages of {show(form.page)} slots, {show(form.reserve)} reserved{mapped}"
+
+
+def _slot_count(slots: Slots) -> str:
+    rates = zip(slots.rates, (" per token", " per request", ""), strict=True)
+    return " + ".join(f"{_rate(rate)}{what}" for rate, what in rates if rate.known != 0) or "none"
 
 
 def _rate(rate: Rate) -> str:
@@ -238,6 +251,9 @@ def space_text(space: Any) -> str:
     """A resolved space: its slots and its pages."""
     per_request = getattr(space, "slots_per_request", 0)
     request = f" and {shown(per_request)} per request" if per_request else ""
+    if limit := limit_of(space):
+        rates = zip(limit, (" per token", " per request", ""), strict=True)
+        request += f", at most {' and '.join(f'{shown(rate)}{what}' for rate, what in rates if rate)}"
     numbered = f", numbered as {space.numbering}" if space.numbering != space.name else ""
     return (
         f"{shown(space.slots_per_token)} slot{ending(space.slots_per_token)} per token{request}, "
@@ -262,9 +278,11 @@ def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any
         "doc": layout.doc,
         "fingerprint": resolved.fingerprint if resolved is not None else layout.fingerprint,
         "parameters": [
-            {"name": item.name.text, "section": item.section, "is": parameter_text(item)} for item in layout.parameters
+            {"name": item.name.text, "section": item.section, "is": parameter_text(item) + _for_requests(item)}
+            for item in layout.parameters
         ],
         "rules": [{"name": name, "when": when.strip(), "is": text} for name, when, text in _rule_rows(layout)],
+        "notes": [{"when": show(item.when), "says": item.text} for item in layout.notes],
         "spaces": [
             {"name": space.name, "cases": [{"when": when.strip(), "is": text} for when, text in _space_rows(space)]}
             for space in layout.spaces
@@ -275,6 +293,7 @@ def explain_json(layout: Layout, module: ModuleType | None = None, resolved: Any
     if resolved is not None and module is not None:
         found |= {
             **inputs_as_json(resolved),
+            "notes": list(notes_of(resolved)),
             "bytes_per_token": plain(module.cell_size(resolved)),
             "fixed_bytes": module.bytes_for(resolved, 0),
             "pages": [

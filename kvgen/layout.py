@@ -45,12 +45,24 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RootSpace:
-    """floor((per_token * tokens + per_request * requests + fixed) / page) + reserve pages of `page` slots."""
+class Slots:
+    """per_token * tokens + per_request * requests + fixed."""
 
     per_token: Rate
     per_request: Rate
     fixed: Rate
+
+    @property
+    def rates(self) -> tuple[Rate, Rate, Rate]:
+        return self.per_token, self.per_request, self.fixed
+
+
+@dataclass(frozen=True, kw_only=True)
+class RootSpace:
+    """floor(min(slots, at_most) / page) + reserve pages of `page` slots."""
+
+    slots: Slots
+    at_most: Slots | None
     page: Expr
     reserve: Expr
     parent: str | None  # the space whose slots an engine's table maps to these
@@ -119,6 +131,14 @@ class RequireLayout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoteLayout:
+    when: Expr
+    text: str
+    origin: str
+    varies: bool  # whether it is said where it holds for some layer
+
+
+@dataclass(frozen=True, kw_only=True)
 class OperationLayout:
     """A method of the pool: a verb, under the name and with the arguments that an engine knows."""
 
@@ -142,6 +162,7 @@ class Layout:
     parameters: tuple[Parameter, ...]
     steps: tuple[LetLayout | SetLayout, ...]  # each after what it needs
     requires: tuple[RequireLayout, ...]
+    notes: tuple[NoteLayout, ...]
     body: Expr
     draft: Expr
     spaces: tuple[SpaceLayout, ...]
@@ -203,27 +224,38 @@ class _Resolver:
         ) + tuple(self.one_buffer_each())
         spaces = tuple(self.space(item) for item in self.spec.spaces)
         buffers = tuple(self.buffer(item) for item in self.spec.buffers)
-        layout = Layout(
-            name=self.spec.name.text,
-            file=self.spec.file.replace("\\", "/").rsplit("/", 1)[-1],
-            doc=self.spec.doc,
-            parameters=self.spec.parameters,
-            steps=tuple(self.steps[name] for name in self.scope.order if name in self.steps),
-            requires=requires,
-            body=body,
-            draft=draft,
-            spaces=spaces,
-            pages=tuple(self.pages.values()),
-            aliases=tuple(self.aliases.items()),
-            buffers=buffers,
-            operations=tuple(self.operations(buffers)),
-            reached=frozenset(self.reached),
-            annotations=tuple(
-                (name, _annotation(entity)) for name, entity in self.scope.entities.items() if entity.varies
-            ),
-            fingerprint="",
+        operations = tuple(self.operations(buffers))
+
+        def made(notes: tuple[NoteLayout, ...], fingerprint: str) -> Layout:
+            """The layout with all that is reached so far."""
+            return Layout(
+                name=self.spec.name.text,
+                file=self.spec.file.replace("\\", "/").rsplit("/", 1)[-1],
+                doc=self.spec.doc,
+                parameters=self.spec.parameters,
+                steps=tuple(self.steps[name] for name in self.scope.order if name in self.steps),
+                requires=requires,
+                notes=notes,
+                body=body,
+                draft=draft,
+                spaces=spaces,
+                pages=tuple(self.pages.values()),
+                aliases=tuple(self.aliases.items()),
+                buffers=buffers,
+                operations=operations,
+                reached=frozenset(self.reached),
+                annotations=tuple(
+                    (name, _annotation(entity)) for name, entity in self.scope.entities.items() if entity.varies
+                ),
+                fingerprint=fingerprint,
+            )
+
+        decided = fingerprint(made((), ""))  # notes decide no byte, nor does what they alone reach
+        notes = tuple(
+            NoteLayout(when=self.take(item.when), text=item.text, origin=item.path, varies=self.scope.varies(item.when))
+            for item in self.spec.notes
         )
-        return replace(layout, fingerprint=fingerprint(layout))
+        return made(notes, decided)
 
     def one_buffer_each(self) -> Iterator[RequireLayout]:
         """That the layers of two buffers of one operation do not meet: the layer says which buffer is meant."""
@@ -395,22 +427,24 @@ class _Resolver:
                 divisor=self.taken(form.divisor),
                 where=self.taken(form.where),
             )
-        rates = affine(self.scope, form.slots)
-        assert rates is not None
-        none = Rate(
-            numerator=Literal(value=0, span=form.slots.span), denominator=Literal(value=1, span=form.slots.span)
+        return RootSpace(
+            slots=self.slots(form.slots),
+            at_most=None if form.at_most is None else self.slots(form.at_most),
+            page=self.take(form.page),
+            reserve=self.take(form.reserve),
+            parent=None if form.parent is None else form.parent.text,
         )
+
+    def slots(self, expr: Expr) -> Slots:
+        rates = affine(self.scope, expr)
+        assert rates is not None
+        none = Rate(numerator=Literal(value=0, span=expr.span), denominator=Literal(value=1, span=expr.span))
         rates = {
             key: Rate(numerator=self.take(rate.numerator), denominator=self.take(rate.denominator))
             for key, rate in rates.items()
         }
-        return RootSpace(
-            per_token=rates.get("tokens", none),
-            per_request=rates.get("requests", none),
-            fixed=rates.get("", none),
-            page=self.take(form.page),
-            reserve=self.take(form.reserve),
-            parent=None if form.parent is None else form.parent.text,
+        return Slots(
+            per_token=rates.get("tokens", none), per_request=rates.get("requests", none), fixed=rates.get("", none)
         )
 
     def buffer(self, buffer: Buffer) -> BufferLayout:
@@ -544,10 +578,11 @@ def _canonical_space(form: RootSpace | DerivedSpace) -> list[str]:
     if isinstance(form, DerivedSpace):
         divisor = "" if form.divisor is None else show(form.divisor)
         return [form.parent, f"{form.operator} {divisor}", "" if form.where is None else show(form.where)]
-    rates = [
-        f"{show(rate.numerator)} / {show(rate.denominator)}" for rate in (form.per_token, form.per_request, form.fixed)
-    ]
-    return [*rates, show(form.page), show(form.reserve), form.parent or ""]
+    rates, limits = (
+        [f"{show(rate.numerator)} / {show(rate.denominator)}" for rate in slots.rates] if slots is not None else []
+        for slots in (form.slots, form.at_most)
+    )
+    return [*rates, show(form.page), show(form.reserve), form.parent or "", *limits]
 
 
 def _canonical_page(page: Page) -> list[object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Mapping as MappingType
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -36,6 +36,7 @@ LIMITS = {  # entries of a section; far more than any layout has, and few enough
     "choices": 32,
     "let": 256,
     "require": 128,
+    "notes": 32,
     "spaces": 32,
     "formats": 128,
     "buffers": 64,
@@ -75,6 +76,7 @@ class Parameter:
     equals: Value  # `is`: the only value this layout is for
     default: Value
     has_default: bool
+    for_requests: Value  # of a choice: what a budget takes in place of the default where requests are counted
     optional: bool
     besides: str | None  # the type of values of its field that another parameter reads, and that are none here
     sources: tuple[Expr, ...]  # of a config parameter: dotted paths or expressions over them
@@ -107,6 +109,15 @@ class Require:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Note:
+    """What is worth knowing of a layout for which `when` holds: for one of its layers, where it depends on them."""
+
+    when: Expr
+    text: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case(Generic[T]):
     """One alternative; `when` is None for the one that is used otherwise."""
 
@@ -136,6 +147,7 @@ class Root:
 
     parent: Ident | None
     slots: Expr
+    at_most: Expr | None  # slots that are enough for the tokens, however many requests have them
     page: Expr
     reserve: Expr
 
@@ -294,6 +306,7 @@ class Spec:
     ignores: tuple[Ignored, ...]
     lets: tuple[Let, ...]
     requires: tuple[Require, ...]
+    notes: tuple[Note, ...]
     layers: Layers | None
     spaces: tuple[Space, ...]
     formats: tuple[Format, ...]
@@ -428,6 +441,7 @@ class _Builder:
                 for entry in self._entries("let")
             ),
             requires=tuple(self._requires()),
+            notes=tuple(self._notes()),
             layers=self._layers(),
             spaces=tuple(self._space(entry) for entry in self._entries("spaces")),
             formats=tuple(self._format(entry) for entry in self._entries("formats")),
@@ -526,6 +540,7 @@ class _Builder:
             kind = "int"
         default = node.get("default")
         equals = node.get("is")
+        for_requests = node.get("for_requests")
         source = node.get("from")
         if source is None and section == "config":
             sources: tuple[Expr, ...] = (Name(name=str(entry.key.value), span=entry.key.span),)
@@ -547,6 +562,7 @@ class _Builder:
             equals=None if equals is None else self._value(equals, kind),
             default=None if default is None else self._value(default, kind),
             has_default=default is not None,
+            for_requests=None if for_requests is None else self._value(for_requests, kind),
             optional=node.get("optional") is not None and plain(node.get("optional")) is True,
             besides=None if node.get("besides") is None else self._text(node.get("besides")),
             sources=sources,
@@ -580,6 +596,12 @@ class _Builder:
                 )
             )
         return found
+
+    def _notes(self) -> Iterator[Note]:
+        for position, item in enumerate(self._items(self.root.get("notes"))):
+            assert isinstance(item, Mapping)
+            path = f"notes[{position}]"
+            yield Note(when=self._expr(item.get("when"), f"{path}.when"), text=self._text(item.get("say")), path=path)
 
     def _layers(self) -> Layers | None:
         node = self.root.get("layers")
@@ -615,6 +637,7 @@ class _Builder:
             return Root(
                 parent=parent,
                 slots=self._expr(node.get("slots"), f"{path}.slots"),
+                at_most=self._optional(node, "at_most", path),
                 page=self._expr(node.get("page"), f"{path}.page"),
                 reserve=self._expr(reserve, f"{path}.reserve") if reserve else Literal(value=1, span=node.span),
             )

@@ -278,6 +278,7 @@ class ModuleView:
     layer_steps: tuple[StepView, ...]
     layer_requires: tuple[str, ...]
     readers: tuple[BlockView, ...]
+    notes: tuple[str, ...]
     spaces: tuple[BlockView, ...]
     spaces_argument: str
     aliases: tuple[BlockView, ...]
@@ -298,6 +299,7 @@ class ModuleView:
     has_block: bool
     has_requests: bool
     has_fixed_slots: bool
+    has_limits: bool
     has_translation: bool
     has_derived_spaces: bool
     has_walks: bool
@@ -331,7 +333,8 @@ class ModuleView:
     has_varying_pages: bool
     has_host: bool
     has_readers: bool
-    has_floors: bool
+    has_notes: bool
+    is_affine: bool
     has_search: bool
     has_layer_requires: bool
     has_open_rules: bool

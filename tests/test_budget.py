@@ -743,7 +743,7 @@ def test_the_page_names_the_formats_and_ranks_of_every_layout() -> None:
 
 def test_windows_of_the_page() -> None:
     """gpt-oss: 18 layers of each kind, 8 heads of 64 + 64 values of 2 bytes: 2,048 bytes in each."""
-    pages = -(-(128 - 1 + 2048) // 16) + 1
+    pages = -(-(128 - 1 + 2048 - 1) // 16) + 1
     request = pages * 16 * 18 * 2048
     assert f"{128 - 1 + 2048:,} tokens" in PAGE and f"{pages} pages" in PAGE and f"{request:,} bytes" in PAGE
     requests = (80 * GIB - 2 * 16 * 18 * 2048) // (131072 * 18 * 2048 + request)
@@ -751,9 +751,9 @@ def test_windows_of_the_page() -> None:
     words = ["--config", GPT_OSS, "--memory", "80GiB", "--context", 131072]
     for ratio, expected in ((Fraction(1, 10), 16), (Fraction(1, 2), 11), (0, 17)):
         held = (80 * GIB - 2 * 16 * 18 * 2048) // ((1 + ratio) * 131072 * 18 * 2048)
-        found = document(*words, "--set", f"swa_ratio={ratio}")
+        found = document(*words, "--set", "swa_pool=ratio", "--set", f"swa_ratio={ratio}")
         assert found["requests"] == held == expected
-    assert "With `swa_ratio=1/10` instead, 16 requests" in PAGE.replace("\n", " ")
+    assert "With `swa_pool=ratio` and `swa_ratio=1/10`, 16 requests" in PAGE.replace("\n", " ")
     shared = document("--config", CONFIGS / "gemma-3n-e4b.json", "--tokens", 0)
     assert (found["choices"]["swa_pool"], shared["choices"]["swa_ratio"]) == ("ratio", 1)
 

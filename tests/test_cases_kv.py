@@ -255,8 +255,9 @@ def test_48_a_request_more_than_there_are() -> None:
     config = windowed("s", 1, 64)
     layout = hybrid_swa.Layout.from_config(config, page_size=128, swa_pool="requests")
     last = 64 * 256 + 127  # 128 tokens lie in two pages at most, wherever they begin; a page is reserved
-    assert hybrid_swa.slots(layout, "swa", 0, requests=64) == last + 1
-    pool = hybrid_swa.Pool(layout, 0, requests=64)
+    tokens = 64 * 256
+    assert hybrid_swa.slots(layout, "swa", tokens, requests=64) == last + 1
+    pool = hybrid_swa.Pool(layout, tokens, requests=64)
     pool.set_kv_buffer(0, torch.tensor([last, last + 1]), *ones(2, config))
     assert pool.get_kv_fields(0)["k"].flatten(0, 1).flatten(1).any(1).nonzero().tolist() == [[last]]
 
@@ -337,8 +338,8 @@ def test_55_a_window_is_of_its_layers_alone() -> None:
     layout = hybrid_swa.Layout.from_config(config, swa_pool="requests")
     assert (layout.layers("kv_swa"), layout.layers("kv_full")) == ((0, 1, 2, 3, 4), (5,))
     assert layout.config_used["sliding_window"] == 1024
-    # 1,024 tokens lie in 65 pages of 16 at most, whatever the context is
-    assert [hybrid_swa.slots(layout, "swa", tokens, 1) for tokens in (1024, 10**6)] == [66 * 16] * 2
+    # 1,024 tokens lie in 65 pages of 16 at most, of a request that has more of them, and in 64 of one that does not
+    assert [hybrid_swa.slots(layout, "swa", tokens, 1) for tokens in (1024, 1040, 10**6)] == [65 * 16, *[66 * 16] * 2]
     assert hybrid_swa.slots(layout, "token", 10**6, 1) == 10**6 + 16
     lists = heads(6, 1, 64, sliding_window=[1024] * 5 + [None])
     for module in (gqa, hybrid_swa):

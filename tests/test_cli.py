@@ -852,6 +852,7 @@ def test_budget_document() -> None:
                 "stage": 0,
             }
         ],
+        "other_way": None,
         "problems": [],
     }
 

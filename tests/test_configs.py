@@ -412,7 +412,7 @@ def test_layers_of_families() -> None:
 def test_a_request_of_a_model_with_windows_alone() -> None:
     """Mistral 7B v0.1: 4,096 tokens lie in 257 pages of 16 at most; a token beyond the window costs nothing."""
     layout = hybrid_swa.Layout.from_config(FAMILIES["mistral-7b-v0.1"][0], swa_pool="requests")
-    price = [hybrid_swa.bytes_for(layout, 0, requests) for requests in (0, 1)]
+    price = [hybrid_swa.bytes_for(layout, 8192, requests) for requests in (0, 1)]
     assert price[1] - price[0] == 257 * 16 * 131_072 and hybrid_swa.cell_size(layout) == 0
 
 

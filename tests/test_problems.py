@@ -40,6 +40,7 @@ WITHOUT_FILE = {  # codes that no spec file of the corpus can bring about, each 
     "KV406": "a config that no shipped layout is for, or more than one",
     "KV407": "a field of a config that the layout does not know",
     "KV408": "layers whose slots grow with requests, and no requests",
+    "KV409": "what a layout says of a config and choices",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read",
     "KV499": "a fault of kvgen itself",

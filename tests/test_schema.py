@@ -36,7 +36,7 @@ config:
 ignores:
   v_head_dim: no part of a row
 choices:
-  kv_format: {of: [bf16, fp8], default: bf16}
+  kv_format: {of: [bf16, fp8], default: bf16, for_requests: fp8}
   swa_ratio: {type: ratio, min: 0, max: 1/2, default: 0.1}
   elide: {type: bool, default: true}
 let:
@@ -46,6 +46,8 @@ let:
   two: 2
 require:
   - {that: num_layers > 1, else: one layer is too few}
+notes:
+  - {when: elide and layer > 0, say: all of them are kept}
 layers:
   body: num_layers
   draft: 1
@@ -56,7 +58,7 @@ layers:
     owns: layer % 2 == 0
 spaces:
   token: {slots: tokens, page: 16, reserve: 2}
-  request: {slots: requests * 2, page: 2}
+  request: {slots: requests * 2, at_most: tokens, page: 2}
   quarter: {of: token, slot: offset // 4, where: offset % 2 == 0}
   device:
     - {when: elide, use: {of: token, slots: tokens / 2, page: 16}}
@@ -96,7 +98,7 @@ operations:
   infos: {describe: [kv, state]}
 expect:
   - {config: configs/some.json, given: {kv_format: fp8, sources: [1, 2], elide: false}, bytes_per_token: 1025/2}
-  - {bytes_per_token: 512.5, host_bytes_per_token: 0, request_bytes: 64, page_total: 1024}
+  - {bytes_per_token: 512.5, host_bytes_per_token: 0, request_bytes: 64, page_total: 1024, notes: [kept]}
   - {total_bytes: {tokens: 64, requests: 2, is: 4096}, page_bytes: {kv: 64}, slot_bytes: {kv: 4}}
   - {block_bytes: {blocks: 128}, slots: {tokens: 64, kv: 80}, owners: {kv: [0, 2], state: 3}, reads: {kv: {"1": 0}}}
   - {at: kv.k, layer: 0, slot: 3, index: [1, 2], byte: 77}

@@ -248,8 +248,26 @@ def test_pages_of_a_window(model: str, step: int) -> None:
     }
     module = module_of(model)
     layout = module.Layout.from_config(model_config(model), swa_pool="requests", step_tokens=step)
-    reserved = module.slots(layout, "swa", 0)
-    assert module.slots(layout, "swa", 0, requests=1) - reserved == blocks * 16
+    reserved, tokens = module.slots(layout, "swa", 0), 131072
+    assert module.slots(layout, "swa", tokens, requests=1) - reserved == blocks * 16
+
+
+@difference(
+    "vLLM admits a request with a page more than its window can touch where a step needs one token more than whole"
+    " pages have: n tokens touch cdiv(n - 1, page) + 1 pages at most, and vLLM counts cdiv(n, page) + 1"
+)
+def test_a_page_more_than_a_window_touches() -> None:
+    """A window of 128 tokens, and 2 of a step: 129 tokens touch 9 pages of 16, wherever the first of them lies."""
+    assert max((first + 128) // 16 - first // 16 + 1 for first in range(16)) == 9
+    specs = deployment("gpt-oss-120b", block=16).specs.values()
+    admitted = {
+        spec.max_admission_blocks_per_request(max_in_flight_tokens=2, max_model_len=131072)
+        for spec in specs
+        if hasattr(spec, "max_admission_blocks_per_request")
+    }
+    layout = hybrid_swa.Layout.from_config(model_config("gpt-oss-120b"), swa_pool="requests", step_tokens=2)
+    assert admitted == {10}
+    assert hybrid_swa.slots(layout, "swa", 131072, requests=1) - hybrid_swa.slots(layout, "swa", 0) == 9 * 16
 
 
 @difference(
@@ -267,7 +285,7 @@ def test_pages_of_a_chunk() -> None:
         }
         layout = hybrid_swa.Layout.from_config(model_config("llama-4-scout"), swa_pool="requests", step_tokens=step)
         assert admitted == {blocks}
-        assert hybrid_swa.slots(layout, "swa", 0, requests=1) - hybrid_swa.slots(layout, "swa", 0) == pages * 16
+        assert hybrid_swa.slots(layout, "swa", 131072, requests=1) - hybrid_swa.slots(layout, "swa", 0) == pages * 16
 
 
 def test_heads_that_ranks_do_not_divide() -> None:

@@ -363,12 +363,9 @@ def max_tokens(layout: EqualPagesLayout, available_bytes: int, requests: int = 0
 
 
 def max_requests(layout: EqualPagesLayout, available_bytes: int, tokens: int) -> int:
-    """The most requests that fit beside so many tokens; UNBOUNDED where a request costs nothing."""
+    """The most requests that fit beside so many tokens; UNBOUNDED where more of them cost nothing more."""
     _check_bytes(available_bytes)
-    fixed = bytes_for(layout, tokens)
-    if fixed > available_bytes:
-        return 0
-    if all(buffer.space.slots_per_request == 0 or not buffer.layers for buffer in layout.buffers):
+    if bytes_for(layout, tokens, UNBOUNDED) <= available_bytes:
         return UNBOUNDED
     return _most(lambda count: bytes_for(layout, tokens, count) <= available_bytes)
 

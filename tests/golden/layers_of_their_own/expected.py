@@ -337,18 +337,16 @@ def host_bytes_for(layout: LayersOfTheirOwnLayout, tokens: int, requests: int = 
 def max_tokens(layout: LayersOfTheirOwnLayout, available_bytes: int, requests: int = 0) -> int:
     """The most tokens that fit: 0 where not even the reserved pages do, UNBOUNDED where nothing grows with tokens."""
     _check_bytes(available_bytes)
-    fixed = bytes_for(layout, 0, requests)
-    if cell_size(layout) == 0:
-        return UNBOUNDED if fixed <= available_bytes else 0
     granule = layout.granule
+    if cell_size(layout) == 0 and bytes_for(layout, UNBOUNDED // granule * granule, requests) <= available_bytes:
+        return UNBOUNDED
     return _most(lambda count: bytes_for(layout, count * granule, requests) <= available_bytes) * granule
 
 
 def max_requests(layout: LayersOfTheirOwnLayout, available_bytes: int, tokens: int) -> int:
-    """The most requests that fit beside so many tokens; UNBOUNDED where a request costs nothing."""
+    """The most requests that fit beside so many tokens; UNBOUNDED where more of them cost nothing more."""
     _check_bytes(available_bytes)
-    fixed = bytes_for(layout, tokens)
-    return UNBOUNDED if fixed <= available_bytes else 0
+    return UNBOUNDED if bytes_for(layout, tokens) <= available_bytes else 0
 
 
 def _most(fits: Callable[[int], bool]) -> int:
