@@ -436,9 +436,19 @@ def int8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     """A page of `int8_nhd`: formats.int8_nhd."""
     v_offset = slots * head_dim * heads + 4 * slots * heads
     v_scale_offset = slots * heads * v_head_dim + v_offset
-    _multiple("int8_nhd: offset of k_scale", slots * head_dim * heads, 4)
-    _multiple("int8_nhd: page of k_scale", 4 * slots * heads + v_scale_offset, 4)
-    _multiple("int8_nhd: offset of v_scale", v_scale_offset, 4)
+    _multiple(
+        "int8_nhd: offset of k_scale",
+        slots * head_dim * heads,
+        4,
+        "formats.int8_nhd.fields.k_scale of kv_rows.yaml",
+    )
+    _multiple(
+        "int8_nhd: page of k_scale",
+        4 * slots * heads + v_scale_offset,
+        4,
+        "formats.int8_nhd.fields.k_scale of kv_rows.yaml",
+    )
+    _multiple("int8_nhd: offset of v_scale", v_scale_offset, 4, "formats.int8_nhd.fields.v_scale of kv_rows.yaml")
     return Page(
         format="int8_nhd",
         slots=slots,
@@ -517,9 +527,19 @@ def int8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     """A page of `int8_hnd`: formats.int8_hnd."""
     v_offset = slots * head_dim * heads + 4 * slots * heads
     v_scale_offset = slots * heads * v_head_dim + v_offset
-    _multiple("int8_hnd: offset of k_scale", slots * head_dim * heads, 4)
-    _multiple("int8_hnd: page of k_scale", 4 * slots * heads + v_scale_offset, 4)
-    _multiple("int8_hnd: offset of v_scale", v_scale_offset, 4)
+    _multiple(
+        "int8_hnd: offset of k_scale",
+        slots * head_dim * heads,
+        4,
+        "formats.int8_nhd.fields.k_scale of kv_rows.yaml",
+    )
+    _multiple(
+        "int8_hnd: page of k_scale",
+        4 * slots * heads + v_scale_offset,
+        4,
+        "formats.int8_nhd.fields.k_scale of kv_rows.yaml",
+    )
+    _multiple("int8_hnd: offset of v_scale", v_scale_offset, 4, "formats.int8_nhd.fields.v_scale of kv_rows.yaml")
     return Page(
         format="int8_hnd",
         slots=slots,
@@ -598,9 +618,9 @@ def mxfp8_atom_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> P
     """A page of `mxfp8_atom`: formats.mxfp8_atom."""
     k_scale_offset = slots * head_dim * heads + slots * heads * v_head_dim
     v_scale_offset = 32 * (head_dim // 32) * heads * (slots // 32) + k_scale_offset
-    _multiple("mxfp8_atom: head_dim", head_dim, 32)
-    _multiple("mxfp8_atom: slot", slots, 32)
-    _multiple("mxfp8_atom: v_head_dim", v_head_dim, 32)
+    _multiple("mxfp8_atom: head_dim", head_dim, 32, "formats.mxfp8_nhd.fields.k_scale of kv_rows.yaml")
+    _multiple("mxfp8_atom: slot", slots, 32, "formats.mxfp8_nhd.fields.k_scale of kv_rows.yaml")
+    _multiple("mxfp8_atom: v_head_dim", v_head_dim, 32, "formats.mxfp8_nhd.fields.v_scale of kv_rows.yaml")
     return Page(
         format="mxfp8_atom",
         slots=slots,
@@ -698,8 +718,8 @@ def mxfp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
     """A page of `mxfp8_nhd`: formats.mxfp8_nhd."""
     k_scale_offset = slots * head_dim * heads + slots * heads * v_head_dim
     v_scale_offset = slots * (head_dim // 32) * heads + k_scale_offset
-    _multiple("mxfp8_nhd: head_dim", head_dim, 32)
-    _multiple("mxfp8_nhd: v_head_dim", v_head_dim, 32)
+    _multiple("mxfp8_nhd: head_dim", head_dim, 32, "formats.mxfp8_nhd.fields.k_scale of kv_rows.yaml")
+    _multiple("mxfp8_nhd: v_head_dim", v_head_dim, 32, "formats.mxfp8_nhd.fields.v_scale of kv_rows.yaml")
     return Page(
         format="mxfp8_nhd",
         slots=slots,
@@ -790,10 +810,10 @@ def nvfp4_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
     """A page of `nvfp4_nhd`: formats.nvfp4_nhd."""
     v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
     v_scale_offset = slots * heads * (v_head_dim // 2) + v_offset
-    _multiple("nvfp4_nhd: head_dim", head_dim, 2)
-    _multiple("nvfp4_nhd: head_dim", head_dim, 16)
-    _multiple("nvfp4_nhd: v_head_dim", v_head_dim, 2)
-    _multiple("nvfp4_nhd: v_head_dim", v_head_dim, 16)
+    _multiple("nvfp4_nhd: head_dim", head_dim, 2, "formats.nvfp4_nhd.fields.k of kv_rows.yaml")
+    _multiple("nvfp4_nhd: head_dim", head_dim, 16, "formats.nvfp4_nhd.fields.k_scale of kv_rows.yaml")
+    _multiple("nvfp4_nhd: v_head_dim", v_head_dim, 2, "formats.nvfp4_nhd.fields.v of kv_rows.yaml")
+    _multiple("nvfp4_nhd: v_head_dim", v_head_dim, 16, "formats.nvfp4_nhd.fields.v_scale of kv_rows.yaml")
     return Page(
         format="nvfp4_nhd",
         slots=slots,
@@ -884,10 +904,10 @@ def nvfp4_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
     """A page of `nvfp4_hnd`: formats.nvfp4_hnd."""
     v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
     v_scale_offset = slots * heads * (v_head_dim // 2) + v_offset
-    _multiple("nvfp4_hnd: head_dim", head_dim, 2)
-    _multiple("nvfp4_hnd: head_dim", head_dim, 16)
-    _multiple("nvfp4_hnd: v_head_dim", v_head_dim, 2)
-    _multiple("nvfp4_hnd: v_head_dim", v_head_dim, 16)
+    _multiple("nvfp4_hnd: head_dim", head_dim, 2, "formats.nvfp4_nhd.fields.k of kv_rows.yaml")
+    _multiple("nvfp4_hnd: head_dim", head_dim, 16, "formats.nvfp4_nhd.fields.k_scale of kv_rows.yaml")
+    _multiple("nvfp4_hnd: v_head_dim", v_head_dim, 2, "formats.nvfp4_nhd.fields.v of kv_rows.yaml")
+    _multiple("nvfp4_hnd: v_head_dim", v_head_dim, 16, "formats.nvfp4_nhd.fields.v_scale of kv_rows.yaml")
     return Page(
         format="nvfp4_hnd",
         slots=slots,
@@ -978,11 +998,11 @@ def nvfp4_swizzled_page(slots: int, heads: int, head_dim: int, v_head_dim: int) 
     """A page of `nvfp4_swizzled`: formats.nvfp4_swizzled."""
     v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
     v_scale_offset = slots * heads * (v_head_dim // 2) + v_offset
-    _multiple("nvfp4_swizzled: head_dim", head_dim, 2)
-    _multiple("nvfp4_swizzled: head_dim", head_dim, 16)
-    _multiple("nvfp4_swizzled: v_head_dim", v_head_dim, 2)
-    _multiple("nvfp4_swizzled: v_head_dim", v_head_dim, 16)
-    _multiple("nvfp4_swizzled: slot", slots, 4)
+    _multiple("nvfp4_swizzled: head_dim", head_dim, 2, "formats.nvfp4_nhd.fields.k of kv_rows.yaml")
+    _multiple("nvfp4_swizzled: head_dim", head_dim, 16, "formats.nvfp4_nhd.fields.k_scale of kv_rows.yaml")
+    _multiple("nvfp4_swizzled: v_head_dim", v_head_dim, 2, "formats.nvfp4_nhd.fields.v of kv_rows.yaml")
+    _multiple("nvfp4_swizzled: v_head_dim", v_head_dim, 16, "formats.nvfp4_nhd.fields.v_scale of kv_rows.yaml")
+    _multiple("nvfp4_swizzled: slot", slots, 4, "formats.nvfp4_nhd.fields.v_scale of kv_rows.yaml")
     return Page(
         format="nvfp4_swizzled",
         slots=slots,
@@ -1091,6 +1111,15 @@ class Space:
         return slots // self.page_size + self.reserved_pages
 
 
+class Shard(NamedTuple):
+    """Heads that ranks divide, each an equal part of them in order, or repeat where there are more ranks than heads."""
+
+    name: str  # of the spec, for what each rank has
+    heads: int  # of all ranks
+    ranks: int
+    layers: tuple[int, ...]  # whose number this is, where layers have numbers of their own
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Whole pages of one format in one space, for each of its layers."""
@@ -1142,6 +1171,7 @@ class SharedKvLayout:
     held: tuple[int, ...]  # global ids of the layers of this stage and role
     spaces: tuple[Space, ...]
     buffers: tuple[Buffer, ...]
+    shards: tuple[Shard, ...]  # what is divided over ranks
     config_items: tuple[tuple[str, object], ...]
     default_items: tuple[tuple[str, object], ...]
 
@@ -1347,17 +1377,19 @@ class SharedKvLayout:
                 }
             if not rules:
                 rules["otherwise"] = set()
-            windowed = read.agreed("windowed", rules, num_layers)
+            windowed = read.agreed("windowed", rules, num_layers, "layers.sets.windowed of shared_kv.yaml")
 
             # let.heads
             def heads(layer: int) -> int:
-                return _shard(
+                return read.shard(
+                    "heads",
                     swa_heads
                     if layer in windowed
                     else global_heads
                     if global_heads is not None and attention_k_eq_v
                     else full_heads,
                     tp_size,
+                    layer,
                 )
 
             # let.head_dim
@@ -1379,7 +1411,7 @@ class SharedKvLayout:
                     for layer in layers
                     if cla_share_factor is not None and use_cla and layer % cla_share_factor == 0
                 }
-            owns = read.agreed("owns", rules, num_layers)
+            owns = read.agreed("owns", rules, num_layers, "layers.sets.owns of shared_kv.yaml")
             read.finish()
             held = [
                 layer
@@ -1392,6 +1424,7 @@ class SharedKvLayout:
                 held,
                 {layer for layer in layers if layer in owns and layer not in windowed},
                 {layer for layer in held if layer not in windowed},
+                "buffers.kv_full of shared_kv.yaml",
             )
             # buffers.kv_swa.readers
             kv_swa_readers = read.readers(
@@ -1399,6 +1432,7 @@ class SharedKvLayout:
                 held,
                 {layer for layer in layers if layer in owns and layer in windowed},
                 {layer for layer in held if layer in windowed},
+                "buffers.kv_swa of shared_kv.yaml",
             )
             read.finish()
 
@@ -1478,6 +1512,7 @@ class SharedKvLayout:
                         readers=kv_swa_readers,
                     ),
                 ),
+                shards=tuple(Shard(*whole, tuple(layers)) for whole, layers in read.shards.items()),
                 config_items=tuple(read.used.items()),
                 default_items=tuple(read.defaults.items()),
             )
@@ -1540,7 +1575,8 @@ class SharedKvLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
+        parts = sorted(map(repr, self.spaces + self.buffers + self.shards))
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *parts)
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -1604,14 +1640,19 @@ def slots(layout: SharedKvLayout, space: str, tokens: int, requests: int = 0) ->
 
 
 class LayoutError(ValueError):
-    """What is wrong with a config and choices; `problems` has one line for each."""
+    """What is wrong with a config and choices.
 
-    def __init__(self, *problems: str) -> None:
+    `problems` has one line for each; `places` says of some lines what of the spec they are about.
+    """
+
+    def __init__(self, *problems: str, places: Mapping[str, str] | None = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.places = {} if places is None else dict(places)
 
     def __str__(self) -> str:
-        return "\n".join(f"shared_kv: {problem}" for problem in self.problems)
+        places = {problem: f" ({place})" for problem, place in self.places.items()}
+        return "\n".join(f"shared_kv: {problem}{places.get(problem, '')}" for problem in self.problems)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -1651,6 +1692,8 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.places: dict[str, str] = {}  # of some problems, what of the spec they are about
+        self.shards: dict[tuple[str, int, int], dict[int, None]] = {}  # what a let divides, and for which layers
         self.complete = True  # whether every value that something is made of could be read
 
     def __enter__(self) -> Self:
@@ -1659,9 +1702,11 @@ class _Inputs:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Add what was found wrong before to an error, and drop an error that follows from it."""
         if isinstance(error, LayoutError):
-            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+            raise LayoutError(
+                *dict.fromkeys([*self.problems, *error.problems]), places=self.places | error.places
+            ) from None
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
-            raise LayoutError(*dict.fromkeys(self.problems)) from None
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places) from None
 
     def config(self, *sources: "str | _Derived", kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
@@ -1712,12 +1757,27 @@ class _Inputs:
         self.complete = False
         return None
 
+    def keep(self, problem: str, place: str) -> None:
+        """Keep a problem, and what of the spec it is about, if that is said."""
+        self.problems.append(problem)
+        if place:
+            self.places[problem] = place
+
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
         if not holds:
             self.problems.append(message)
 
-    def readers(self, buffer: str, held: list[int], owners: set[int], readers: set[int]) -> tuple[tuple[int, int], ...]:
+    def shard(self, name: str, heads: int, ranks: int, layer: int | None = None) -> int:
+        """Heads of one rank, as `_shard` gives them; what they are a part of is kept."""
+        layers = self.shards.setdefault((name, heads, ranks), {})
+        if layer is not None:
+            layers[layer] = None
+        return _shard(heads, ranks)
+
+    def readers(
+        self, buffer: str, held: list[int], owners: set[int], readers: set[int], place: str
+    ) -> tuple[tuple[int, int], ...]:
         """Readers that own none, each with the nearest owner before it; a problem where that is not held here."""
         found, owner, here = [], None, set(held)
         lost: dict[int | None, int] = {}  # of each owner that is not here, the first reader
@@ -1730,19 +1790,19 @@ class _Inputs:
                 lost.setdefault(owner, layer)
         for owner, layer in lost.items():
             if owner is None:
-                self.problems.append(f"layer {layer} reads the `{buffer}` of an owner before it, and there is none")
+                self.keep(f"layer {layer} reads the `{buffer}` of an owner before it, and there is none", place)
             else:
                 whose = f"of layer {owner}, which is not held here; a pool holds both or neither"
-                self.problems.append(f"layer {layer} reads the `{buffer}` {whose}")
+                self.keep(f"layer {layer} reads the `{buffer}` {whose}", place)
         return tuple(found)
 
-    def agreed(self, name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
+    def agreed(self, name: str, rules: dict[str, set[int]], num_body: int, place: str) -> set[int]:
         """The layers of the first rule, where every rule that applies gives the same ones in the body."""
         (first, layers), *others = rules.items()
         for other, theirs in others:
             parted = [layer for layer in layers ^ theirs if layer < num_body]
             if parted:
-                self.problems.append(f"{name}: the rules `{first}` and `{other}` disagree about layer {min(parted)}")
+                self.keep(f"{name}: the rules `{first}` and `{other}` disagree about layer {min(parted)}", place)
         return layers
 
     def stop_if_incomplete(self) -> None:
@@ -1756,7 +1816,7 @@ class _Inputs:
     def finish(self) -> None:
         """Raise what was found wrong so far."""
         if self.problems:
-            raise LayoutError(*dict.fromkeys(self.problems))
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places)
 
 
 @dataclass(frozen=True)
@@ -1902,9 +1962,10 @@ def _shard(heads: int, ranks: int) -> int:
     return heads // ranks if heads % ranks == 0 else 1
 
 
-def _multiple(what: str, number: int, divisor: int) -> None:
+def _multiple(what: str, number: int, divisor: int, place: str) -> None:
     if number % divisor:
-        raise LayoutError(f"{what} must be a multiple of {divisor}, not {number}")
+        problem = f"{what} must be a multiple of {divisor}, not {number}"
+        raise LayoutError(problem, places={problem: place})
 
 
 def _check_counts(layout: SharedKvLayout, tokens: int, requests: int) -> None:

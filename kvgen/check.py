@@ -83,6 +83,7 @@ TAKEN = frozenset(  # names that `from_config` and the layout class use themselv
         "config_used",
         "defaults_used",
         "config_items",
+        "shards",
         "default_items",
         "device_buffers",
         "from_config",

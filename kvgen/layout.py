@@ -114,6 +114,7 @@ class RequireLayout:
     message: str
     origin: str
     varies: bool  # whether it must hold for every layer
+    is_told: bool = False  # whether the message goes with the place, which the author did not write it for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +230,9 @@ class _Resolver:
             span = shared.both.span
             that = self.take(Unary(operator="not", operand=shared.both, span=span))
             if that != Literal(value=True, span=span):
-                yield RequireLayout(that=that, message=shared.message, origin=shared.operation.path, varies=True)
+                yield RequireLayout(
+                    that=that, message=shared.message, origin=shared.operation.path, varies=True, is_told=True
+                )
 
     def operations(self, buffers: tuple[BufferLayout, ...]) -> Iterator[OperationLayout]:
         """The operations of the spec, and those every pool has where the spec gives them no name."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 from kvgen.expr import Expr, Literal, Name, show
 from kvgen.facts import Place
 from kvgen.fold import FoldError
+from kvgen.origins import origin
 from kvgen.page import (
     BYTE,
     Condition,
@@ -167,17 +168,21 @@ class _Resolver:
         except FoldError as error:
             raise self.refuse("KV217", error.message, error.span) from None
 
-    def require_multiple(self, number: Size, divisor: Size, what: str) -> bool:
-        """Whether `number` is a multiple of `divisor`: decided now, or made a condition of load time."""
+    def require_multiple(self, number: Size, divisor: Size, what: str, field: Field | None = None) -> bool:
+        """Whether `number` is a multiple of `divisor`: decided now, or made a condition of load time.
+
+        Args:
+            field: what the number is of, if not of the format.
+        """
         step = divisor.known
         if step is None:
-            self.condition(Condition(number=number, divisor=divisor, what=what))
+            self.condition(number, divisor, what, field)
             return True
         if number.divisible_by(step, self.divisors) or self.is_required(number, step):
             return True
         if number.known is not None or never_multiple(self.scope, number, step, self.divisors):
             return False
-        self.condition(Condition(number=number, divisor=divisor, what=what))
+        self.condition(number, divisor, what, field)
         return True
 
     def whatever(self, number: Size, step: int) -> tuple[str, ...]:
@@ -192,9 +197,12 @@ class _Resolver:
         ]
         return any(other is not None and other % step == 0 for other in steps)
 
-    def condition(self, condition: Condition) -> None:
-        if condition not in self.conditions:
-            self.conditions.append(condition)
+    def condition(self, number: Size, divisor: Size | None, what: str, field: Field | None = None) -> None:
+        """Add what load time checks, each once, at the first field that needs it."""
+        if not any((other.number, other.divisor, other.what) == (number, divisor, what) for other in self.conditions):
+            place = self.format if field is None else field
+            where = origin(place.path, place.name.span)
+            self.conditions.append(Condition(number=number, divisor=divisor, what=what, origin=where))
 
     # -- fields
 
@@ -224,7 +232,7 @@ class _Resolver:
         total = self.extent(field, axis)
         coarse = 1 if axis.coarse is None else self.number(axis.coarse, "the divisor of an axis")
         what = axis.name or "an axis"
-        if not self.require_multiple(total, Size.of(coarse), what):
+        if not self.require_multiple(total, Size.of(coarse), what, field):
             message = f"`{what}` cannot be divided into blocks of {coarse}"
             known = total.known
             if known is None:
@@ -259,7 +267,7 @@ class _Resolver:
             message = f"`{axis.extent.name}` is never above 0, and an axis has 1 element at least"
             raise self.refuse("KV221", message, axis.span, path=field.path)
         if kind.low < 1:
-            self.condition(Condition(number=size, divisor=None, what=axis.extent.name))
+            self.condition(size, None, axis.extent.name)
         return size
 
     # -- the page
@@ -441,7 +449,7 @@ class _Resolver:
                 raise self.refuse("KV224", f"`{piece.axis}` is covered twice", piece.span)
         top = axis.total if interval.high is None else Size.of(interval.high)
         for divisor in (interval.low, interval.high or 1):
-            if not self.require_multiple(axis.total, Size.of(divisor), piece.axis.text):
+            if not self.require_multiple(axis.total, Size.of(divisor), piece.axis.text, self.fields.get(field.text)):
                 has = "" if axis.total.known is None else f" has {axis.total} elements, which"
                 what = f"a page of {axis.total} slots" if piece.axis.text == "slot" else f"`{piece.axis}`{has}"
                 message, notes = f"{what} cannot be cut into pieces of {divisor}", self.whatever(axis.total, divisor)
@@ -463,7 +471,7 @@ class _Resolver:
             top = axis.total if interval.high is None else Size.of(interval.high)
             extent = top.floored(interval.low)
             if stride.known == BYTE // 2:  # e2m1: two to a byte, so the fastest piece is cut into pairs
-                if not self.require_multiple(extent, Size.of(2), axis.name or f"an axis of {field.name}"):
+                if not self.require_multiple(extent, Size.of(2), axis.name or f"an axis of {field.name}", field):
                     message = f"`{field.name}` has an odd number of e2m1 values in a row; two make a byte"
                     raise self.refuse("KV226", message, axis.span, notes=self.whatever(extent, 2), path=field.path)
                 pieces[position].append((_Interval(interval.low, interval.low * 2), Size.of(2), stride))
@@ -596,7 +604,7 @@ class _Resolver:
         steps.append((f"page of {field.name}", page_bytes * BYTE, "at the end of the page"))
         for what, bits, where in steps:
             size, number = field.bits.divided_by(BYTE), bits.divided_by(BYTE)
-            if not self.require_multiple(number, size, what):
+            if not self.require_multiple(number, size, what, self.fields[field.name]):
                 message = f"`{field.name}` is not aligned: {what.split(' ')[0]} {number} is no multiple of {size}"
                 help = f"put `{{align: {size}}}` {where}"
                 notes = (f"{field.dtype} has {size} bytes", *self.whatever(number, size.known or 1))
