@@ -7,6 +7,7 @@ which this pass and the next one use; here they are only collected.
 from __future__ import annotations
 
 import keyword
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -58,6 +59,7 @@ CODES = {
     "KV250": "an operation that does not fit its buffers",
     "KV251": "a source in a config that is no path and no arithmetic over paths",
     "KV252": "a field of a config that is read and ignored",
+    "KV253": "a license that is not an SPDX expression",
 }
 
 ALL_SLOTS = Size.of("slots")
@@ -544,6 +546,20 @@ def _no_part_of_a_source(expr: Expr) -> Iterator[Expr]:
                 yield from _no_part_of_a_source(part)
         case _:
             yield expr
+
+
+def check_license(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV253: identifiers joined by AND, OR and WITH, in brackets that close."""
+    if spec.license is None:
+        return
+    text = re.sub(r"[^() ]+", lambda word: word[0] if word[0] in ("AND", "OR", "WITH") else "id", spec.license.text)
+    before = ""
+    while text != before:
+        before, text = text, re.sub(r"\bid (AND|OR|WITH) id\b|\(id\)", "id", text)
+    if text != "id":
+        message = f"`{spec.license}` is not an SPDX license expression"
+        help = "write identifiers joined by AND, OR and WITH, as in `Apache-2.0 OR MIT`"
+        yield Problem("KV253", message, Label(spec.license.span), help=help, path="license")
 
 
 def check_needs(spec: Spec, scope: Scope) -> Iterator[Problem]:
@@ -1092,6 +1108,7 @@ CHECKS: tuple[Callable[[Spec, Scope], Iterator[Problem]], ...] = (
     check_parameters,
     check_sources,
     check_ignores,
+    check_license,
     check_needs,
     check_requires,
     check_cases,

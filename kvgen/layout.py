@@ -138,6 +138,7 @@ class Layout:
     name: str
     file: str  # name of the spec's file, without its folder
     doc: str
+    license: str  # an SPDX expression, or ""
     parameters: tuple[Parameter, ...]
     steps: tuple[LetLayout | SetLayout, ...]  # each after what it needs
     requires: tuple[RequireLayout, ...]
@@ -206,6 +207,7 @@ class _Resolver:
             name=self.spec.name.text,
             file=self.spec.file.replace("\\", "/").rsplit("/", 1)[-1],
             doc=self.spec.doc,
+            license="" if self.spec.license is None else self.spec.license.text,
             parameters=self.spec.parameters,
             steps=tuple(self.steps[name] for name in self.scope.order if name in self.steps),
             requires=requires,
