@@ -418,18 +418,18 @@ class _Viewer:
         if ones:
             self.used.add("at_least_one")
             named = [Keyword(condition.what, Raw(condition.what)) for condition in ones]
-            words = (Raw(quoted(page.format)), Raw(quoted(ones[0].origin)))
+            words = (Raw(quoted(page.format)), Words(ones[0].origin))
             yield statement("", call("_at_least_one", *words, *named), STEP)
         for condition in page.conditions:
             if condition.divisor is not None:
                 self.used.add("multiple")
                 what = Raw(quoted(f"{page.format}: {condition.what}"))
                 numbers = (size_code(condition.number), size_code(condition.divisor))
-                yield statement("", call("_multiple", what, *numbers, Raw(quoted(condition.origin))), STEP)
+                yield statement("", call("_multiple", what, *numbers, Words(condition.origin)), STEP)
 
     def place(self, path: str) -> Code:
         """Where the spec says something, as a message names it."""
-        return Raw(quoted(origin(path, Span.of_file(self.layout.file))))
+        return Words(origin(path, Span.of_file(self.layout.file)))
 
     # -- config and choices
 
