@@ -318,7 +318,8 @@ class LayoutError(ValueError):
 
     def __str__(self) -> str:
         places = {problem: f" ({place})" for problem, place in self.places.items()}
-        return "\n".join(f"layer_rules: {problem}{places.get(problem, '')}" for problem in self.problems)
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"layer_rules: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

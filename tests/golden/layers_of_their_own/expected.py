@@ -389,7 +389,8 @@ class LayoutError(ValueError):
 
     def __str__(self) -> str:
         places = {problem: f" ({place})" for problem, place in self.places.items()}
-        return "\n".join(f"layers_of_their_own: {problem}{places.get(problem, '')}" for problem in self.problems)
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"layers_of_their_own: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -390,7 +390,8 @@ class LayoutError(ValueError):
 
     def __str__(self) -> str:
         places = {problem: f" ({place})" for problem, place in self.places.items()}
-        return "\n".join(f"split_and_align: {problem}{places.get(problem, '')}" for problem in self.problems)
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"split_and_align: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
