@@ -2,11 +2,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 PEERS_PIP := .venv-peers/bin/python -m pip --disable-pip-version-check install --quiet
+OLDEST_PIP := .venv-oldest/bin/python -m pip --disable-pip-version-check install --quiet
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet
 
 KERNELS := tests/test_launches.py tests/test_compiled.py tests/test_operations.py tests/test_kv_pools.py tests/test_mla.py
+COMPILER := $(addprefix tests/test_,$(addsuffix .py,source schema problems expressions golden emission injection adapters cli docs shipped))
 
-.PHONY: demo test test-long test-triton test-peers test-sglang test-vllm check lint bench-build bench-cpu bench-gpu .venv .venv-triton .venv-peers .venv-vllm
+.PHONY: demo test test-long test-triton test-oldest test-peers test-sglang test-vllm check lint bench-build bench-cpu bench-gpu .venv .venv-triton .venv-oldest .venv-peers .venv-vllm
 
 demo: .venv
 	$(BIN)/python demo.py
@@ -19,6 +21,11 @@ test-long: .venv
 
 test-triton: .venv-triton
 	.venv-triton/bin/python -m pytest -n 2 --dist loadfile $(KERNELS)
+
+test-oldest: .venv-oldest
+	.venv-oldest/bin/python -W error -m kvgen build --check specs/*.yaml
+	.venv-oldest/bin/python -W error -m kvgen build --check --engine sglang specs/glm_dsa.yaml specs/mla.yaml specs/gqa.yaml
+	.venv-oldest/bin/python -m pytest -n 2 --dist loadfile $(COMPILER)
 
 test-peers: test-sglang test-vllm
 
@@ -33,8 +40,8 @@ check: .venv
 	$(BIN)/kvgen build --check --engine sglang specs/glm_dsa.yaml specs/mla.yaml specs/gqa.yaml
 
 lint: .venv
-	$(BIN)/ruff check kvgen tests bench generated demo.py
-	$(BIN)/ruff format --check kvgen tests bench generated demo.py
+	$(BIN)/ruff check kvgen tests bench build_backend generated demo.py
+	$(BIN)/ruff format --check kvgen tests bench build_backend generated demo.py
 
 bench-build: .venv
 	$(BIN)/python bench/build.py
@@ -62,6 +69,15 @@ bench-cpu: .venv .venv-peers
 	$(PYTHON) -m venv --clear .venv-triton
 	.venv-triton/bin/python -m pip --disable-pip-version-check install --quiet setuptools wheel torch==2.13.0 triton==3.8.0
 	.venv-triton/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation --editable '.[dev]'
+	touch $@
+
+.venv-oldest: .venv-oldest/installed
+
+.venv-oldest/installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv --clear .venv-oldest
+	$(OLDEST_PIP) setuptools wheel torch==2.13.0
+	.venv-oldest/bin/python -c 'import triton' 2>/dev/null || $(OLDEST_PIP) triton==3.9.0
+	$(OLDEST_PIP) --constraint constraints-oldest.txt --no-build-isolation --editable '.[pool,dev]'
 	touch $@
 
 .venv-peers: .venv-peers/installed

@@ -1,10 +1,10 @@
 """Kernels of the generated pools on a GPU: right first, then how long they take. Run by `make bench-gpu`.
 
-Needs CUDA, and says so without; of packages, torch, triton and numpy alone. Every operation is held first against
-float64 and against the pool's own torch path, byte for byte, on random values, with memory that is poisoned around what
-is written. Then each is timed for 1 to 131,072 tokens: calls are captured in a graph, so that the host is not measured,
-and replayed; the median counts. A line says what share of the card's copy bandwidth the bytes are, those that have to
-be read and written, and how long others take in terms of it:
+Needs CUDA, and says so without; of packages, torch, triton and numpy alone. What is timed is held first against float64
+and against the pool's own torch path, byte for byte, on random values, with memory that is poisoned around what is
+written. Then it is timed for 1 to 131,072 tokens: calls are captured in a graph and replayed, so that of the host only
+the start of a graph is measured, once for all its calls; the median counts. A line says what share of the card's copy
+bandwidth the bytes are, those that have to be read and written, and how long others take in terms of it:
 
   torch   the obvious torch code
   pair    a kernel that quantises and one that scatters

@@ -196,7 +196,7 @@ def adapt(layout: Layout, scope: Scope, kind: Kind) -> str:
         base=kind.base,
         name=layout.name,
         class_name=class_name(layout.name),
-        header=header(layout.file, f"kvgen build --engine {kind.engine}"),
+        header=header(layout, f"kvgen build --engine {kind.engine}"),
         formats=flat(_listed(_formats(layout, scope, kind))),
         pages=statement("PAGES = ", _listed([page.format for page in _read(layout, kind)]), 0),
         buffer=next(item.buffers[0] for item in called if item.name in kind.reads),

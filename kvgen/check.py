@@ -7,6 +7,7 @@ which this pass and the next one use; here they are only collected.
 from __future__ import annotations
 
 import keyword
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from kvgen.cases import try_cases
 from kvgen.expr import Binary, Call, Expr, Literal, Name, Unary, children, names, show, walk
 from kvgen.facts import NOTHING, Place
 from kvgen.fold import FoldError
+from kvgen.owners import always_shared, first_layers, shared_layers
 from kvgen.page import BYTE, Page
 from kvgen.placing import fields_of, resolve_page
 from kvgen.problems import Label, Problem
@@ -57,6 +59,7 @@ CODES = {
     "KV250": "an operation that does not fit its buffers",
     "KV251": "a source in a config that is no path and no arithmetic over paths",
     "KV252": "a field of a config that is read and ignored",
+    "KV253": "a license that is not an SPDX expression",
 }
 
 ALL_SLOTS = Size.of("slots")
@@ -82,6 +85,7 @@ TAKEN = frozenset(  # names that `from_config` and the layout class use themselv
         "config_used",
         "defaults_used",
         "config_items",
+        "shards",
         "default_items",
         "device_buffers",
         "from_config",
@@ -290,8 +294,7 @@ def _names_of_page_item(item: Plane | Gap) -> set[str]:
 
 def _reached_formats(spec: Spec) -> set[str]:
     formats = {item.name.text: item for item in spec.formats}
-    sized = [name for item in spec.lets for part in walk(item.value) if isinstance(part, Call) for name in _sized(part)]
-    waiting = [buffer.format.text for buffer in spec.buffers] + sized
+    waiting = [buffer.format.text for buffer in spec.buffers] + _sized_formats(spec)
     found: set[str] = set()
     while waiting:
         name = waiting.pop()
@@ -306,8 +309,11 @@ def _reached_formats(spec: Spec) -> set[str]:
     return found
 
 
-def _sized(call: Call) -> list[str]:
-    return [call.arguments[0].name] if call.function == "sizeof" and isinstance(call.arguments[0], Name) else []
+def _sized_formats(spec: Spec) -> list[str]:
+    """The formats that a `sizeof` of some let names."""
+    calls = (part for item in spec.lets for part in walk(item.value) if isinstance(part, Call))
+    first = [call.arguments[0] for call in calls if call.function == "sizeof"]
+    return [argument.name for argument in first if isinstance(argument, Name)]
 
 
 def check_references(spec: Spec, scope: Scope) -> Iterator[Problem]:
@@ -549,6 +555,20 @@ def _no_part_of_a_source(expr: Expr) -> Iterator[Expr]:
                 yield from _no_part_of_a_source(part)
         case _:
             yield expr
+
+
+def check_license(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV253: identifiers joined by AND, OR and WITH, in brackets that close."""
+    if spec.license is None:
+        return
+    text = re.sub(r"[^() ]+", lambda word: word[0] if word[0] in ("AND", "OR", "WITH") else "id", spec.license.text)
+    before = ""
+    while text != before:
+        before, text = text, re.sub(r"\bid (AND|OR|WITH) id\b|\(id\)", "id", text)
+    if text != "id":
+        message = f"`{spec.license}` is not an SPDX license expression"
+        help = "write identifiers joined by AND, OR and WITH, as in `Apache-2.0 OR MIT`"
+        yield Problem("KV253", message, Label(spec.license.span), help=help, path="license")
 
 
 def check_needs(spec: Spec, scope: Scope) -> Iterator[Problem]:
@@ -900,6 +920,10 @@ def check_pages(spec: Spec, scope: Scope) -> Iterator[Problem]:
             if slots is not None and slots.known != 0 and fields_of(scope, formats[name]):
                 page = resolve_page(scope, formats[name], slots, problems)
                 problems += [] if page is None else _check_align(scope, buffer, page)
+    for sized in _sized_formats(spec):
+        for name in sorted(_targets(formats, sized)):
+            if fields_of(scope, formats[name]):
+                resolve_page(scope, formats[name], ALL_SLOTS, problems)
     yield from problems
 
 
@@ -950,6 +974,25 @@ def check_operations(spec: Spec, scope: Scope) -> Iterator[Problem]:
         yield from problems
         if not problems:
             yield from _check_reach(spec, scope, operation, targets)
+    yield from _check_owners(spec, scope)
+
+
+def _check_owners(spec: Spec, scope: Scope) -> Iterator[Problem]:
+    """KV250: two buffers of an operation that share the first layer of every model."""
+    first = first_layers(spec, scope) if spec.operations and spec.layers is not None else []
+    for shared in shared_layers(spec, scope):
+        if always_shared(scope, shared, first):
+            name = next(name for name in reversed(shared.operation.buffers or ()) if name == shared.other.name)
+            labels = [Label(item.layers.span, f"`{item.name}` has layer 0") for item in (shared.one, shared.other)]
+            yield Problem(
+                "KV250",
+                f"`{shared.operation.name}` cannot tell `{shared.one.name}` from `{name}`: both have layer 0",
+                Label(name.span),
+                secondary=tuple(labels),
+                notes=("the layer says which buffer is meant, and no config keeps these apart",),
+                help="give them layers of their own, or each an operation of its own",
+                path=shared.operation.path,
+            )
 
 
 def _check_operation(
@@ -1112,6 +1155,7 @@ CHECKS: tuple[Callable[[Spec, Scope], Iterator[Problem]], ...] = (
     check_parameters,
     check_sources,
     check_ignores,
+    check_license,
     check_needs,
     check_requires,
     check_notes,

@@ -532,7 +532,7 @@ def _compare(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     left, right = (_of_side(side, named, stdin) for side in (a, b))
     priced = None
     if a.config is not None:
-        priced = (Priced(left[0].namespace, left[1]), Priced(right[0].namespace, right[1]))
+        priced = tuple(Priced(compiled.namespace, compiled.layout, layout) for compiled, layout in (left, right))
     difference = compare((left[0].layout, right[0].layout), priced, memory)
     sides = ((*left, a.config), (*right, b.config))
     warnings = [problem for *own, file in sides if file is not None for problem in _remarks(*own, file)]
@@ -801,7 +801,7 @@ def _read_config(config: str, compiled: Compiled) -> Mapping[str, Any]:
     try:
         return read_config(compiled.namespace, config)
     except compiled.namespace.LayoutError as error:
-        raise _refused(error, config) from None
+        raise _refused(error, config, compiled) from None
     except OSError as error:
         raise unreadable(config, error) from None
 
@@ -813,7 +813,7 @@ def _layout(compiled: Compiled, fields: Mapping[str, Any], choices: Mapping[str,
     except compiled.namespace.LayoutError as error:
         if all(problem.startswith("start_layer ") for problem in error.problems):
             raise usage(f"{flag.strip()}: {error.problems[0]}" if flag else error.problems[0]) from None
-        raise _refused(error, config) from None
+        raise _refused(error, config, compiled) from None
 
 
 def _remarks(compiled: Compiled, layout: Any, config: str) -> list[Problem]:
@@ -849,9 +849,15 @@ def _unknown_fields(compiled: Compiled, config: str) -> list[Problem]:
     ]
 
 
-def _refused(error: Any, config: str) -> Failure:
-    """What a `LayoutError` says, as problems of the config."""
-    return Failure(1, [Problem("KV401", problem, Label(Span.of_file(config))) for problem in error.problems])
+def _refused(error: Any, config: str, compiled: Compiled) -> Failure:
+    """What a `LayoutError` says, as problems of the config, with what of the spec each is about."""
+    from kvgen.origins import labels_of
+
+    problems = [
+        Problem("KV401", problem, Label(Span.of_file(config)), secondary=labels_of(compiled.spec, error, problem))
+        for problem in error.problems
+    ]
+    return Failure(1, problems, compiled.texts)
 
 
 RANKS = "tp_size"  # what layouts that divide heads call the choice

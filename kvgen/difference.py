@@ -17,6 +17,7 @@ from kvgen.budget_text import in_units
 from kvgen.evaluate import is_split, memory_of, pages_of
 from kvgen.explain import field_text, space_text, statements
 from kvgen.layout import Layout
+from kvgen.ranks import Divided, Parts, Ranks, same_heads
 from kvgen.text import WIDTH, ending, runs, wrap
 
 FACTS = ("readers", "space", "memory", "format", "slot_bytes", "page_bytes", "bytes_per_token")  # of a buffer
@@ -24,9 +25,10 @@ FACTS = ("readers", "space", "memory", "format", "slot_bytes", "page_bytes", "by
 
 @dataclass(frozen=True)
 class Priced:
-    """A layout for one model and one deployment, and the module that made it."""
+    """A layout for one model and one deployment, the module that made it, and what its spec says."""
 
     module: ModuleType
+    spec: Layout
     layout: Any
 
 
@@ -44,10 +46,19 @@ class Change:
 
 @dataclass(frozen=True)
 class PageDifference:
-    """Two pages whose bytes mean something else, and what of them differs."""
+    """Two pages that cannot be exchanged, and what of them differs."""
 
     layers: tuple[int, ...]  # owned on both sides, whose pages these are
+    same_bytes: bool  # which are then those of other heads
     fields: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class SamePages:
+    """Layers owned on both sides whose pages mean the same, and the ranks between which they can be exchanged."""
+
+    layers: tuple[int, ...]
+    ranks: Ranks
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,7 @@ class BufferDifference:
     both: tuple[int, ...]
     facts: tuple[Change, ...]
     pages: tuple[PageDifference, ...]
+    same_pages: tuple[SamePages, ...]
 
     @property
     def same(self) -> bool:
@@ -67,9 +79,8 @@ class BufferDifference:
 
     @property
     def interchangeable(self) -> bool | None:
-        """Whether the bytes of a page mean the same on both sides; None where only one side has pages."""
-        on_both = self.both or (self.only_a and self.only_b)
-        return not self.pages if on_both else None
+        """Whether the pages of every layer owned on both sides can be exchanged; None where there is no such layer."""
+        return not self.pages if self.both else None
 
 
 @dataclass(frozen=True)
@@ -148,7 +159,7 @@ def _compare_models(a: Priced, b: Priced, memory: int | None) -> ModelDifference
     left, right = a.layout, b.layout
     ours, theirs = _numbers(a, memory), _numbers(b, memory)
     names = dict.fromkeys(buffer.name for buffer in (*left.buffers, *right.buffers))
-    buffers = [_compare_buffers(name, left, right) for name in names]
+    buffers = [_compare_buffers(name, a, b) for name in names]
     return ModelDifference(
         choices=_changes(left.choices, right.choices),
         config=_changes(left.config_used | left.defaults_used, right.config_used | right.defaults_used),
@@ -174,17 +185,19 @@ def _numbers(side: Priced, memory: int | None) -> dict[str, object]:
     return found
 
 
-def _compare_buffers(name: str, left: Any, right: Any) -> BufferDifference:
-    a, b = (next((buffer for buffer in side.buffers if buffer.name == name), None) for side in (left, right))
+def _compare_buffers(name: str, left: Priced, right: Priced) -> BufferDifference:
+    a, b = (next((buffer for buffer in side.layout.buffers if buffer.name == name), None) for side in (left, right))
     ours, theirs = (frozenset(buffer.layers) if buffer is not None else frozenset() for buffer in (a, b))
     facts = FACTS if ours and theirs else ("bytes_per_token",)
+    same, apart = _compare_pages(_pages_held(left, a), _pages_held(right, b)) if ours and theirs else ((), ())
     return BufferDifference(
         name,
         only_a=tuple(sorted(ours - theirs)),
         only_b=tuple(sorted(theirs - ours)),
         both=tuple(sorted(ours & theirs)),
-        facts=_changes(_buffer_facts(left, a, facts), _buffer_facts(right, b, facts)),
-        pages=tuple(_compare_pages(a, b)) if ours and theirs else (),
+        facts=_changes(_buffer_facts(left.layout, a, facts), _buffer_facts(right.layout, b, facts)),
+        pages=apart,
+        same_pages=same,
     )
 
 
@@ -195,26 +208,67 @@ def _buffer_facts(layout: Any, buffer: Any, facts: tuple[str, ...]) -> dict[str,
     return {name: owned[name] for name in facts}
 
 
-def _compare_pages(a: Any, b: Any) -> Iterator[PageDifference]:
-    """Each two pages that part, with the layers that have them; where no layer is owned twice, those of any layer."""
-    pairs: dict[tuple[str, str], tuple[Any, Any, list[int]]] = {}
-    ours, theirs = _page_of_each_layer(a), _page_of_each_layer(b)
-    both = [layer for layer in ours if layer in theirs]
-    found = [(ours[layer], theirs[layer], [layer]) for layer in both] or [(pages_of(a)[0], pages_of(b)[0], [])]
-    for left, right, layers in found:
-        if left.fingerprint != right.fingerprint:
-            pairs.setdefault((left.fingerprint, right.fingerprint), (left, right, []))[2].extend(layers)
-    for left, right, layers in pairs.values():
-        yield PageDifference(tuple(layers), _changes(_page_facts(left), _page_facts(right)))
+@dataclass(frozen=True)
+class _Held:
+    """The page of a layer, and what of it ranks divide."""
+
+    page: Any
+    parts: Parts
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.page.fingerprint, *self.parts.items()
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """Its slots, its bytes, each field with its place, and the axes that are parts of something."""
+        divided = {f"axis {axis} of {field}": ", ".join(map(str, own)) for (field, axis), own in self.parts.items()}
+        return _page_facts(self.page) | divided
 
 
-def _page_of_each_layer(buffer: Any) -> dict[int, Any]:
+def _pages_held(side: Priced, buffer: Any) -> dict[int, _Held]:
+    """The page of each layer of a buffer."""
     pages = pages_of(buffer)
-    return dict(zip(buffer.layers, pages if len(pages) > 1 else pages * len(buffer.layers), strict=True))
+    pages = pages if len(pages) > 1 else pages * len(buffer.layers)
+    divided = Divided(side.spec, side.layout)
+    return {
+        layer: _Held(page, divided.of_page(page.format, layer))
+        for layer, page in zip(buffer.layers, pages, strict=True)
+    }
+
+
+def _compare_pages(
+    a: dict[int, _Held], b: dict[int, _Held]
+) -> tuple[tuple[SamePages, ...], tuple[PageDifference, ...]]:
+    """The layers whose pages are the same bytes of the same heads, and each two pages that part, with the layers.
+
+    Where no layer is owned on both sides, the pages of the first ones are compared, without layers.
+    """
+    both = [layer for layer in a if layer in b]
+    found = [(a[layer], b[layer], [layer]) for layer in both] or [(next(iter(a.values())), next(iter(b.values())), [])]
+    same: dict[Ranks, list[int]] = {}
+    apart: dict[tuple[object, ...], tuple[_Held, _Held, list[int]]] = {}
+    for left, right, layers in found:
+        alike = left.page.fingerprint == right.page.fingerprint
+        ranks = same_heads(left.parts, right.parts) if alike else None
+        if ranks is None:
+            apart.setdefault((left.key, right.key), (left, right, []))[2].extend(layers)
+        else:
+            same.setdefault(ranks, []).extend(layers)
+    return (
+        tuple(SamePages(tuple(layers), ranks) for ranks, layers in same.items()),
+        tuple(
+            PageDifference(
+                tuple(layers),
+                left.page.fingerprint == right.page.fingerprint,
+                _changes(left.facts, right.facts),
+            )
+            for left, right, layers in apart.values()
+        ),
+    )
 
 
 def _page_facts(page: Any) -> dict[str, object]:
-    """Of a page: its slots, its bytes, and each field with its place."""
     return {
         "slots": page.slots,
         "page_bytes": page.page_bytes,
@@ -230,6 +284,9 @@ def _buffer_json(buffer: BufferDifference) -> dict[str, Any]:
         "layers": {"only_a": list(buffer.only_a), "only_b": list(buffer.only_b), "both": list(buffer.both)},
         "facts": [item.as_json() for item in buffer.facts],
         "pages_interchangeable": buffer.interchangeable,
+        "interchangeable": [
+            {"layers": list(item.layers), "ranks": item.ranks.as_json()} for item in buffer.same_pages if item.layers
+        ],
         "pages": [
             {"layers": list(page.layers), "fields": [item.as_json() for item in page.fields]} for page in buffer.pages
         ],
@@ -266,6 +323,8 @@ def _model_lines(model: ModelDifference, memory: int | None) -> Iterator[str]:
     yield from _ratio_lines(model.ratio)
     yield from _section("choices", model.choices)
     yield from _section("config", model.config)
+    if model.config:
+        yield "  pages are compared as those of one model: whether both configs are of one is not known"
     yield from _section("spaces", model.spaces)
     for buffer in model.buffers:
         yield ""
@@ -331,7 +390,11 @@ def _value(value: object) -> str:
 
 def _buffer_lines(buffer: BufferDifference) -> Iterator[str]:
     if buffer.same:
-        yield from wrap(f"{buffer.name}: the same in {_layers(buffer.both)}; its pages are interchangeable", "", "    ")
+        between = [f"interchangeable{_between(item.ranks)}" for item in buffer.same_pages]
+        exchanged = f"; its pages are {between[0]}" if len(between) == 1 else ""
+        yield from wrap(f"{buffer.name}: the same in {_layers(buffer.both)}{exchanged}", "", "    ")
+        if len(between) > 1:
+            yield from _same_page_lines(buffer)
         return
     yield buffer.name
     for side, layers in (("A", buffer.only_a), ("B", buffer.only_b)):
@@ -341,13 +404,28 @@ def _buffer_lines(buffer: BufferDifference) -> Iterator[str]:
         yield from wrap(f"both have it in {_layers(buffer.both)}", "  ", "      ")
     for item in buffer.facts:
         yield from _change_lines(item, "  ")
-    if buffer.interchangeable:
-        yield "  pages are interchangeable: their bytes mean the same"
+    yield from _same_page_lines(buffer)
     for page in buffer.pages:
         where = f" of {_layers(page.layers)}" if page.layers else ""
-        yield from wrap(f"pages{where} are not interchangeable: their bytes mean something else", "  ", "      ")
+        why = "their heads are others" if page.same_bytes else "their bytes mean something else"
+        yield from wrap(f"pages{where} are not interchangeable: {why}", "  ", "      ")
         for item in page.fields:
             yield from _change_lines(item, "    ")
+
+
+def _same_page_lines(buffer: BufferDifference) -> Iterator[str]:
+    """Which pages can be exchanged; of which layers, where not those of all that both sides own."""
+    for item in buffer.same_pages:
+        if not item.layers:
+            yield "  no page can be exchanged, since no layer has it on both sides; their bytes mean the same"
+            continue
+        where = "" if item.layers == buffer.both else f" of {_layers(item.layers)}"
+        heads = "their bytes mean the same" if item.ranks.groups == 1 else "the same bytes of the same heads"
+        yield from wrap(f"pages{where} are interchangeable{_between(item.ranks)}: {heads}", "  ", "      ")
+
+
+def _between(ranks: Ranks) -> str:
+    return "" if ranks.groups == 1 else f" between {ranks}"
 
 
 def _layers(layers: tuple[int, ...]) -> str:

@@ -31,9 +31,10 @@ from kvgen.layout import (
     page_names,
 )
 from kvgen.operations import copied_fields, load_time_pages, pool_view, reads_codes, shown_rows, takes_scales
+from kvgen.origins import file_name, origin
 from kvgen.page import BYTE, FieldLayout, Page
 from kvgen.printer import Printer, num_body, page_constant
-from kvgen.problems import InternalError
+from kvgen.problems import InternalError, Span
 from kvgen.pysource import (
     STEP,
     UNARY,
@@ -183,7 +184,7 @@ class _Viewer:
         return ModuleView(
             name=layout.name,
             class_name=class_name(layout.name),
-            header=header(layout.file, "kvgen build"),
+            header=header(layout, "kvgen build"),
             doc="\n".join(wrapped(layout.doc)),
             byte_map=tuple(self.byte_map()),
             imports=tuple(self.imports()),
@@ -421,13 +422,18 @@ class _Viewer:
         if ones:
             self.used.add("at_least_one")
             named = [Keyword(condition.what, Raw(condition.what)) for condition in ones]
-            yield statement("", call("_at_least_one", Raw(quoted(page.format)), *named), STEP)
+            words = (Raw(quoted(page.format)), Words(ones[0].origin))
+            yield statement("", call("_at_least_one", *words, *named), STEP)
         for condition in page.conditions:
             if condition.divisor is not None:
                 self.used.add("multiple")
                 what = Raw(quoted(f"{page.format}: {condition.what}"))
-                arguments = (what, size_code(condition.number), size_code(condition.divisor))
-                yield statement("", call("_multiple", *arguments), STEP)
+                numbers = (size_code(condition.number), size_code(condition.divisor))
+                yield statement("", call("_multiple", what, *numbers, Words(condition.origin)), STEP)
+
+    def place(self, path: str) -> Code:
+        """Where the spec says something, as a message names it."""
+        return Words(origin(path, Span.of_file(self.layout.file)))
 
     # -- config and choices
 
@@ -569,7 +575,7 @@ class _Viewer:
     def lets(self) -> Iterator[str]:
         for step in self.layout.steps:
             if isinstance(step, LetLayout) and not step.varies:
-                yield statement(f"{step.name} = ", self.printer.code(step.value), IN_FROM_CONFIG)
+                yield statement(f"{step.name} = ", self.printer.let(step), IN_FROM_CONFIG)
         if not isinstance(self.layout.body, (Name, Literal)):
             yield statement("num_body_layers = ", self.printer.code(self.layout.body), IN_FROM_CONFIG)
 
@@ -587,7 +593,8 @@ class _Viewer:
         for item in self.layout.requires:
             if item.varies:
                 broken = Each("{", Raw("layer"), "for layer in layers", self.printer.negated(item.that), "}")
-                yield statement("", call("read.refuse", broken, Words(item.message)), IN_FROM_CONFIG)
+                place = (self.place(item.origin),) if item.is_told else ()
+                yield statement("", call("read.refuse", broken, Words(item.message), *place), IN_FROM_CONFIG)
 
     def notes(self) -> Iterator[str]:
         for item in self.layout.notes:
@@ -600,7 +607,7 @@ class _Viewer:
         annotations = dict(self.layout.annotations)
         for step in self.layout.steps:
             if isinstance(step, LetLayout) and step.varies:
-                result = statement("return ", self.printer.code(step.value), IN_FROM_CONFIG + STEP)
+                result = statement("return ", self.printer.let(step), IN_FROM_CONFIG + STEP)
                 yield StepView(
                     is_function=True,
                     name=step.name,
@@ -639,7 +646,10 @@ class _Viewer:
                     is_guarded=guarded,
                 )
             )
-        text = f"{step.name} = read.agreed({quoted(step.name)}, rules, {flat(num_body(self.printer))})"
+        found = call(
+            "read.agreed", Raw(quoted(step.name)), Raw("rules"), num_body(self.printer), self.place(step.origin)
+        )
+        text = statement(f"{step.name} = ", found, IN_FROM_CONFIG)
         return StepView(is_rules=True, name=step.name, origin=step.origin, rules=tuple(rules), assignment=text)
 
     # -- spaces
@@ -850,7 +860,8 @@ class _Viewer:
                 self.used.add("multiple")
                 what = Raw(quoted(f"page of {buffer.space}"))
                 slots = Raw(f"{buffer.space}_space.page_size")
-                yield statement("", call("_multiple", what, slots, self.page_slots(buffer)), IN_FROM_CONFIG)
+                numbers = (slots, self.page_slots(buffer))
+                yield statement("", call("_multiple", what, *numbers, self.place(buffer.origin)), IN_FROM_CONFIG)
 
     def buffer(self, buffer: BufferLayout) -> Code:
         items: list[Code] = [Raw(quoted(buffer.name)), Raw(f"{buffer.space}_space"), self.owners(buffer)]
@@ -874,7 +885,8 @@ class _Viewer:
         for buffer in self.layout.buffers:
             if buffer.readers is not None:
                 owners, readers = self.layer_set(buffer.layers), self.layer_set(buffer.readers, "held")
-                found = call("read.readers", Raw(quoted(buffer.name)), Raw("held"), owners, readers)
+                place = self.place(buffer.origin)
+                found = call("read.readers", Raw(quoted(buffer.name)), Raw("held"), owners, readers, place)
                 text = statement(f"{buffer.name}_readers = ", found, IN_FROM_CONFIG)
                 yield BlockView(origin=f"{buffer.origin}.readers", text=text)
 
@@ -886,7 +898,8 @@ class _Viewer:
         if buffer.split is not None:
             page = Group(f"{flat(page)}.divided(", (self.printer.code(buffer.split),))
         if buffer.align is not None:
-            page = Group(f"{flat(page)}.aligned(", (self.printer.code(buffer.align),))
+            multiple = self.printer.code(buffer.align)
+            page = Group(f"{flat(page)}.aligned(", (multiple, self.place(buffer.origin)))
         return page
 
     def layer_condition(self, buffer: BufferLayout) -> Code | None:
@@ -978,13 +991,15 @@ def item_bytes(dtypes: set[str]) -> str:
     return statement("ITEM_BYTES = ", Group("{", items, "}"), 0)
 
 
-def header(file: str, command: str) -> str:
-    """The comment at the head of a module: the spec that it is made from, and the command that makes it."""
-    safe = "".join(letter if letter.isprintable() and letter.isascii() else "_" for letter in file)
-    name = safe if len(safe) <= 64 else f"{safe[:61]}..."
+def header(layout: Layout, command: str) -> str:
+    """The comment at the head of a module: its spec, the command that makes it again, and its license."""
+    name = file_name(layout.file)
     said, again = f"# @generated by kvgen from {name}. Edit the spec, then:", f"{command} {name}"
     line = f"{said} {again}"
-    return line if len(line) <= WIDTH else f"{said}\n# {again}"
+    lines = [line] if len(line) <= WIDTH else [said, f"# {again}"]
+    if layout.license:
+        lines.append(f"# SPDX-License-Identifier: {layout.license}")
+    return "\n".join(lines)
 
 
 def wrapped(text: str, before: int = 0, later: str = "") -> list[str]:

@@ -21,6 +21,7 @@ from kvgen.check import why_outside
 from kvgen.evaluate import is_split, memory_of, notes_of, pages_of, readers_of, request_bytes
 from kvgen.expr import Literal, Name, names
 from kvgen.nodes import Entry, Mapping, Node, Sequence, plain
+from kvgen.origins import labels_of
 from kvgen.page import BYTE, FieldLayout
 from kvgen.placing import resolve_page
 from kvgen.problems import Label, Problem, Severity, Span
@@ -113,8 +114,17 @@ class _Proof:
         self.parameters = {item.name.text: item for item in spec.parameters}
         self.claims = {str(entry.key.value): entry for entry in expectation.claims}
 
-    def report(self, code: str, message: str, span: Span, help: str | None = None, notes: tuple[str, ...] = ()) -> None:
-        self.problems.append(Problem(code, message, Label(span), help=help, notes=notes, path=self.expectation.path))
+    def report(
+        self,
+        code: str,
+        message: str,
+        span: Span,
+        help: str | None = None,
+        notes: tuple[str, ...] = (),
+        labels: tuple[Label, ...] = (),
+    ) -> None:
+        path = self.expectation.path
+        self.problems.append(Problem(code, message, Label(span), secondary=labels, help=help, notes=notes, path=path))
 
     def unreadable(self, message: str, span: Span, help: str | None = None) -> _Unreadable:
         self.report("KV302", message, span, help)
@@ -183,7 +193,8 @@ class _LayoutProof(_Proof):
         except self.module.LayoutError as error:
             if wanted is None:
                 message = f"the config or a choice is refused: {error.problems[0]}"
-                self.report("KV304", message, self.expectation.span, notes=tuple(error.problems[1:]))
+                labels = labels_of(self.spec, error, error.problems[0])
+                self.report("KV304", message, self.expectation.span, notes=tuple(error.problems[1:]), labels=labels)
             elif str(plain(wanted.value)) not in str(error):
                 self.report("KV303", "the error says something else", wanted.value.span, notes=tuple(error.problems))
             return

@@ -12,12 +12,11 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import reduce
-from itertools import combinations
 from typing import TypeVar
 
 from kvgen.cases import truth, try_cases
 from kvgen.expr import Binary, Call, Conditional, Expr, Index, Literal, Name, Unary, children, names, show, walk
+from kvgen.owners import shared_layers
 from kvgen.page import Page
 from kvgen.placing import resolve_page
 from kvgen.problems import NOWHERE, InternalError, Problem
@@ -25,7 +24,6 @@ from kvgen.scope import Entity, Scope
 from kvgen.size import Size
 from kvgen.space import Rate, affine, page_sizes, page_slots
 from kvgen.spec import (
-    READING_VERBS,
     WHOLE_POOL_VERBS,
     Buffer,
     Case,
@@ -128,6 +126,7 @@ class RequireLayout:
     message: str
     origin: str
     varies: bool  # whether it must hold for every layer
+    is_told: bool = False  # whether the message goes with the place, which the author did not write it for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +158,7 @@ class Layout:
     name: str
     file: str  # name of the spec's file, without its folder
     doc: str
+    license: str  # an SPDX expression, or ""
     parameters: tuple[Parameter, ...]
     steps: tuple[LetLayout | SetLayout, ...]  # each after what it needs
     requires: tuple[RequireLayout, ...]
@@ -232,6 +232,7 @@ class _Resolver:
                 name=self.spec.name.text,
                 file=self.spec.file.replace("\\", "/").rsplit("/", 1)[-1],
                 doc=self.spec.doc,
+                license="" if self.spec.license is None else self.spec.license.text,
                 parameters=self.spec.parameters,
                 steps=tuple(self.steps[name] for name in self.scope.order if name in self.steps),
                 requires=requires,
@@ -259,21 +260,13 @@ class _Resolver:
 
     def one_buffer_each(self) -> Iterator[RequireLayout]:
         """That the layers of two buffers of one operation do not meet: the layer says which buffer is meant."""
-        buffers = {item.name.text: item for item in self.spec.buffers}
-        for operation in self.spec.operations:
-            named = [buffers[name.text] for name in operation.buffers or ()]
-            for one, other in combinations(named, 2):
-                reads = operation.verb in READING_VERBS and (one.readers is not None or other.readers is not None)
-                ours, theirs = (_users(item, reads) for item in (one, other))
-                if all(self.scope.disjoint(own, their) for own in ours for their in theirs):
-                    continue
-                left, right = (reduce(_either, users) for users in (ours, theirs))
-                both = Binary(operator="and", left=left, right=right, span=other.layers.span)
-                that = self.take(Unary(operator="not", operand=both, span=both.span))
-                if that != Literal(value=True, span=both.span):
-                    used = "owned or read" if reads else "owned"
-                    message = f"{operation.name} cannot tell {one.name} from {other.name}: both are {used} here"
-                    yield RequireLayout(that=that, message=message, origin=operation.path, varies=True)
+        for shared in shared_layers(self.spec, self.scope):
+            span = shared.both.span
+            that = self.take(Unary(operator="not", operand=shared.both, span=span))
+            if that != Literal(value=True, span=span):
+                yield RequireLayout(
+                    that=that, message=shared.message, origin=shared.operation.path, varies=True, is_told=True
+                )
 
     def operations(self, buffers: tuple[BufferLayout, ...]) -> Iterator[OperationLayout]:
         """The operations of the spec, and those every pool has where the spec gives them no name."""
@@ -499,15 +492,6 @@ def _annotation(entity: Entity) -> str:
 
 def _identifiers(text: str) -> list[str]:
     return re.findall(r"[A-Za-z_]\w*", text)
-
-
-def _users(buffer: Buffer, reads: bool) -> tuple[Expr, ...]:
-    """Conditions on the layers for which an operation works on the buffer: on its readers too where it `reads`."""
-    return (buffer.layers, buffer.readers) if reads and buffer.readers is not None else (buffer.layers,)
-
-
-def _either(one: Expr, other: Expr) -> Expr:
-    return Binary(operator="or", left=one, right=other, span=one.span)
 
 
 def _both(one: Expr | None, other: Expr | None) -> Expr | None:

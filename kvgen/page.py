@@ -93,6 +93,7 @@ class Condition:
     number: Size
     divisor: Size | None
     what: str
+    origin: str  # place in the spec, with its file
 
 
 @dataclass(frozen=True, kw_only=True)

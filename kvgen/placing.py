@@ -15,6 +15,7 @@ from typing import TypeVar
 from kvgen.expr import Expr, Literal, Name, show
 from kvgen.facts import Place
 from kvgen.fold import FoldError
+from kvgen.origins import origin
 from kvgen.page import (
     BYTE,
     Condition,
@@ -26,6 +27,7 @@ from kvgen.page import (
     QuantLayout,
 )
 from kvgen.problems import InternalError, Label, Problem, Span
+from kvgen.remainders import never_multiple
 from kvgen.scope import Scope
 from kvgen.size import Size, SizeError
 from kvgen.spec import Axis, Field, Format, Gap, Ident, Part, Piece, Plane, Quant
@@ -166,18 +168,27 @@ class _Resolver:
         except FoldError as error:
             raise self.refuse("KV217", error.message, error.span) from None
 
-    def require_multiple(self, number: Size, divisor: Size, what: str) -> bool:
-        """Whether `number` is a multiple of `divisor`: decided now, or made a condition of load time."""
+    def require_multiple(self, number: Size, divisor: Size, what: str, field: Field | None = None) -> bool:
+        """Whether `number` is a multiple of `divisor`: decided now, or made a condition of load time.
+
+        Args:
+            field: what the number is of, if not of the format.
+        """
         step = divisor.known
         if step is None:
-            self.condition(Condition(number=number, divisor=divisor, what=what))
+            self.condition(number, divisor, what, field)
             return True
         if number.divisible_by(step, self.divisors) or self.is_required(number, step):
             return True
-        if number.known is not None:
+        if number.known is not None or never_multiple(self.scope, number, step, self.divisors):
             return False
-        self.condition(Condition(number=number, divisor=divisor, what=what))
+        self.condition(number, divisor, what, field)
         return True
+
+    def whatever(self, number: Size, step: int) -> tuple[str, ...]:
+        """Why a number that is not a multiple of `step` is none for any config; nothing where it is known."""
+        why = None if number.known is not None else never_multiple(self.scope, number, step, self.divisors)
+        return () if why is None else (why,)
 
     def is_required(self, number: Size, step: int) -> bool:
         """Whether a condition of load time says so already."""
@@ -186,9 +197,12 @@ class _Resolver:
         ]
         return any(other is not None and other % step == 0 for other in steps)
 
-    def condition(self, condition: Condition) -> None:
-        if condition not in self.conditions:
-            self.conditions.append(condition)
+    def condition(self, number: Size, divisor: Size | None, what: str, field: Field | None = None) -> None:
+        """Add what load time checks, each once, at the first field that needs it."""
+        if not any((other.number, other.divisor, other.what) == (number, divisor, what) for other in self.conditions):
+            place = self.format if field is None else field
+            where = origin(place.path, place.name.span)
+            self.conditions.append(Condition(number=number, divisor=divisor, what=what, origin=where))
 
     # -- fields
 
@@ -218,9 +232,11 @@ class _Resolver:
         total = self.extent(field, axis)
         coarse = 1 if axis.coarse is None else self.number(axis.coarse, "the divisor of an axis")
         what = axis.name or "an axis"
-        if not self.require_multiple(total, Size.of(coarse), what):
-            known = total.known or 0
+        if not self.require_multiple(total, Size.of(coarse), what, field):
             message = f"`{what}` cannot be divided into blocks of {coarse}"
+            known = total.known
+            if known is None:
+                raise self.refuse("KV221", message, axis.span, notes=self.whatever(total, coarse), path=field.path)
             note = f"{known} = {known // coarse} x {coarse} + {known % coarse}, so the last block would be short"
             divisors = [n for n in range(2, min(known, 4096) + 1) if known % n == 0]
             close = " or ".join(str(n) for n in sorted(divisors, key=lambda n: (abs(n - coarse), n))[:2])
@@ -247,8 +263,11 @@ class _Resolver:
         assert isinstance(axis.extent, Name)
         size = Size.of(axis.extent.name)
         assert isinstance(kind, Int)
+        if kind.high < 1:
+            message = f"`{axis.extent.name}` is never above 0, and an axis has 1 element at least"
+            raise self.refuse("KV221", message, axis.span, path=field.path)
         if kind.low < 1:
-            self.condition(Condition(number=size, divisor=None, what=axis.extent.name))
+            self.condition(size, None, axis.extent.name)
         return size
 
     # -- the page
@@ -430,10 +449,11 @@ class _Resolver:
                 raise self.refuse("KV224", f"`{piece.axis}` is covered twice", piece.span)
         top = axis.total if interval.high is None else Size.of(interval.high)
         for divisor in (interval.low, interval.high or 1):
-            if not self.require_multiple(axis.total, Size.of(divisor), piece.axis.text):
-                has = f"`{piece.axis}` has {axis.total.known} elements, which"
-                what = f"a page of {axis.total.known} slots" if piece.axis.text == "slot" else has
-                raise self.refuse("KV221", f"{what} cannot be cut into pieces of {divisor}", piece.span)
+            if not self.require_multiple(axis.total, Size.of(divisor), piece.axis.text, self.fields.get(field.text)):
+                has = "" if axis.total.known is None else f" has {axis.total} elements, which"
+                what = f"a page of {axis.total} slots" if piece.axis.text == "slot" else f"`{piece.axis}`{has}"
+                message, notes = f"{what} cannot be cut into pieces of {divisor}", self.whatever(axis.total, divisor)
+                raise self.refuse("KV221", message, piece.span, notes=notes)
         axis.taken.append(interval)
         return top.floored(interval.low)
 
@@ -451,9 +471,9 @@ class _Resolver:
             top = axis.total if interval.high is None else Size.of(interval.high)
             extent = top.floored(interval.low)
             if stride.known == BYTE // 2:  # e2m1: two to a byte, so the fastest piece is cut into pairs
-                if not self.require_multiple(extent, Size.of(2), axis.name or f"an axis of {field.name}"):
+                if not self.require_multiple(extent, Size.of(2), axis.name or f"an axis of {field.name}", field):
                     message = f"`{field.name}` has an odd number of e2m1 values in a row; two make a byte"
-                    raise self.refuse("KV226", message, axis.span, path=field.path)
+                    raise self.refuse("KV226", message, axis.span, notes=self.whatever(extent, 2), path=field.path)
                 pieces[position].append((_Interval(interval.low, interval.low * 2), Size.of(2), stride))
                 interval = _Interval(interval.low * 2, interval.high)
                 extent, stride = top.floored(interval.low), Size.of(BYTE)
@@ -584,10 +604,11 @@ class _Resolver:
         steps.append((f"page of {field.name}", page_bytes * BYTE, "at the end of the page"))
         for what, bits, where in steps:
             size, number = field.bits.divided_by(BYTE), bits.divided_by(BYTE)
-            if not self.require_multiple(number, size, what):
+            if not self.require_multiple(number, size, what, self.fields[field.name]):
                 message = f"`{field.name}` is not aligned: {what.split(' ')[0]} {number} is no multiple of {size}"
                 help = f"put `{{align: {size}}}` {where}"
-                raise self.refuse("KV225", message, span, help, (f"{field.dtype} has {size} bytes",))
+                notes = (f"{field.dtype} has {size} bytes", *self.whatever(number, size.known or 1))
+                raise self.refuse("KV225", message, span, help, notes)
 
     def check_scale(self, field: Field) -> None:
         """KV230: codes of a narrow dtype; the scale a field whose axes are those of the codes, coarser or copies."""

@@ -37,6 +37,14 @@ class Printer:
         self.used = used
         self.steps = {step.name: step for step in layout.steps}
         self.aliases = dict(layout.aliases)
+        self.inside: LetLayout | None = None  # whose value is printed
+
+    def let(self, step: LetLayout) -> Code:
+        """The value of a let. What it divides over ranks is kept under its name."""
+        self.inside = step
+        code = self.code(step.value)
+        self.inside = None
+        return code
 
     def code(self, expr: Expr) -> Code:
         match expr:
@@ -116,7 +124,11 @@ class Printer:
                 return minus(chain("//", minus(arguments[0]), arguments[1]))
             case "shard":
                 self.used.add("shard")
-                return call("_shard", *arguments)
+                if self.inside is None:
+                    return call("_shard", *arguments)
+                self.used.add("shards")
+                layer = (Raw("layer"),) if self.inside.varies else ()
+                return call("read.shard", Raw(quoted(self.inside.name)), *arguments, *layer)
             case "lcm" | "gcd":
                 return call(f"math.{expr.function}", *arguments)
         return call(expr.function, *arguments)

@@ -301,6 +301,7 @@ class Spec:
     kind: str  # "layout" or "fragment"
     name: Ident
     doc: str
+    license: Ident | None  # an SPDX expression
     includes: tuple[Include, ...]
     parameters: tuple[Parameter, ...]  # config, choices; of a fragment: needs
     ignores: tuple[Ignored, ...]
@@ -419,6 +420,7 @@ class _Builder:
             kind=kind,
             name=name,
             doc=self._text(self.root.get("doc")) if self.root.get("doc") else "",
+            license=self._ident(self.root.get("license")) if self.root.get("license") else None,
             includes=tuple(
                 Include(file=self._text(item), span=item.span, needs=())
                 for item in self._items(self.root.get("include"))

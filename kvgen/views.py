@@ -77,6 +77,7 @@ class KindsView:
     unless: bool
     divide: bool
     shard: bool
+    shards: bool  # of lets, which the layout keeps
     agreed: bool
     at_least_one: bool
     multiple: bool

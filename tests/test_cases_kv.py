@@ -397,9 +397,11 @@ def test_73_widths_that_groups_do_not_divide_are_refused(kv_format: str, group: 
     """TensorRT-LLM 18723: 514 values are 33 groups of 16 a token and not 32, or none."""
     assert (64 * -(-514 // 16), 64 * 514 // 16) == (2112, 2056)
     (line,) = refusal(gqa, heads(1, dim=514, v_head_dim=512), kv_format=kv_format)
-    assert line == f"{kv_format}_nhd: head_dim must be a multiple of {group}, not 514"
+    place = f"formats.{kv_format}_nhd.fields.k_scale of kv_rows.yaml"
+    assert line == f"{kv_format}_nhd: head_dim must be a multiple of {group}, not 514 ({place})"
     (line,) = refusal(gqa, heads(1, dim=512, v_head_dim=514), kv_format=kv_format)
-    assert line == f"{kv_format}_nhd: v_head_dim must be a multiple of {group}, not 514"
+    place = f"formats.{kv_format}_nhd.fields.v_scale of kv_rows.yaml"
+    assert line == f"{kv_format}_nhd: v_head_dim must be a multiple of {group}, not 514 ({place})"
 
 
 def test_74_bytes_are_counted_in_bytes() -> None:
@@ -555,7 +557,8 @@ def test_105_a_pattern_or_a_list(field: str) -> None:
     both = hybrid_swa.Layout.from_config(config | {"layer_types": kinds, "_sliding_window_pattern": 6})
     assert both.layers("kv_full") == layout.layers("kv_full") == tuple(range(5, 62, 6))
     (line,) = refusal(hybrid_swa, config | {"layer_types": kinds, "sliding_window_pattern": 5})
-    assert line == "windowed: the rules `has(layer_types)` and `has(sliding_window_pattern)` disagree about layer 4"
+    rules = "the rules `has(layer_types)` and `has(sliding_window_pattern)` disagree about layer 4"
+    assert line == f"windowed: {rules} (layers.sets.windowed of hybrid_swa.yaml)"
 
 
 @pytest.mark.parametrize(

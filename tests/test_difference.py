@@ -3,12 +3,14 @@
 import io
 import json
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvgen.cli import main
+from kvgen.ranks import Part, Ranks, same_heads
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "tests" / "data" / "configs"
@@ -253,6 +255,210 @@ def test_a_token_that_costs_nothing() -> None:
     assert "bytes per token 144 -> 0" in rows and "fixed bytes 2,304 -> 0" in rows
     assert f"tokens in 1.00 MiB {(2**20 - 2304) // 2304 * 16:,} -> unbounded" in rows
     assert "only A has it in 2 layers: 0, 2" in rows
+
+
+# Ranks
+
+
+GQA = str(ROOT / "specs" / "gqa.yaml")
+
+
+def heads_of(heads: int, ranks: int, rank: int) -> list[int]:
+    """The heads of a rank: an equal part of them, or one of them that as many ranks have."""
+    if ranks <= heads:
+        return list(range(rank * heads // ranks, (rank + 1) * heads // ranks))
+    return [rank // (ranks // heads)]
+
+
+def pairs_of(ranks: Ranks) -> set[tuple[int, int]]:
+    """The ranks of A and of B that can exchange pages."""
+    return {
+        (i * ranks.a + a, i * ranks.b + b) for i in range(ranks.groups) for a in range(ranks.a) for b in range(ranks.b)
+    }
+
+
+def of_heads(count: int, **more: object) -> str:
+    """The name of a config of 4 layers with so many heads of 64 values."""
+    config = {"num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": count, "head_dim": 64, **more}
+    Path(f"heads{count}.json").write_text(json.dumps(config))
+    return f"heads{count}.json"
+
+
+SHARDED = """\
+kvgen: 1
+layout: sharded
+doc: Heads over the ranks that attention has, and state heads over all.
+config:
+  kv_heads: {type: int, min: 1}
+  state_heads: {type: int, min: 1}
+choices:
+  world: {type: int, min: 1, default: 1}
+  copies: {type: int, min: 1, default: 1}
+let:
+  attention_ranks: max(1, world / copies)
+  heads: shard(kv_heads, attention_ranks)
+  rows: heads * 64
+  states: shard(state_heads, world)
+layers: {body: 2, sets: {even: layer % 2 == 0}}
+spaces:
+  token: {slots: tokens, page: 16}
+formats:
+  kv_row: {fields: {kv: "bf16[rows]"}, page: [[kv]]}
+  state_row: {fields: {state: "f32[heads, states]", flag: "u8[4]"}, page: [[state, flag]]}
+buffers:
+  kv: {format: kv_row, space: token, layers: all}
+  state: {format: state_row, space: token, layers: even}
+"""
+
+
+@pytest.mark.parametrize("heads", range(1, 13))
+def test_ranks_that_have_the_same_heads(heads: int) -> None:
+    """Every two numbers of ranks that give each rank as many heads, rank by rank."""
+    counts = [ranks for ranks in range(1, 49) if heads % ranks == 0 or ranks % heads == 0]
+    for a, b in product(counts, counts):
+        if len(heads_of(heads, a, 0)) != len(heads_of(heads, b, 0)):
+            continue  # pages of other bytes
+        found = same_heads({("k", 1): (Part(heads, a),)}, {("k", 1): (Part(heads, b),)})
+        assert found is not None
+        wanted = {(r, s) for r, s in product(range(a), range(b)) if heads_of(heads, a, r) == heads_of(heads, b, s)}
+        assert wanted == (pairs_of(found) if found.groups > 1 else set(product(range(a), range(b))))
+        assert same_heads({("k", 1): (Part(heads, a),)}, {("k", 1): (Part(2 * heads, 2 * b),)}) is None
+
+
+def test_ranks_that_have_the_same_of_two_things() -> None:
+    """What is named has the same of both; 4 heads and 6 over 12 and 24 ranks are 3 and 2, or 6 and 4 ranks each."""
+    for one, other in product((1, 2, 3, 4, 6, 12), repeat=2):
+        for a, b in product((12, 24, 36), repeat=2):
+            found = same_heads(
+                {("k", 1): (Part(one, a),), ("s", 2): (Part(other, a),)},
+                {("k", 1): (Part(one, b),), ("s", 2): (Part(other, b),)},
+            )
+            assert found is not None
+            for r, s in pairs_of(found) if found.groups > 1 else product(range(a), range(b)):
+                assert heads_of(one, a, r) == heads_of(one, b, s) and heads_of(other, a, r) == heads_of(other, b, s)
+
+
+def test_repeated_heads() -> None:
+    """4 heads: rank r of 4 has head r, and so have ranks 2r and 2r + 1 of 8."""
+    config = of_heads(4)
+    sides = (f"{GQA},config={config},tp_size=4", f"{GQA},config={config},tp_size=8")
+    document = diff(*sides, "--format", "json").document
+    [kv] = document["buffers"]
+    assert not document["same"] and kv["same"] and kv["pages_interchangeable"] and kv["pages"] == []
+    assert kv["interchangeable"] == [{"layers": [0, 1, 2, 3], "ranks": {"groups": 4, "a": 1, "b": 2}}]
+    assert diff(*sides).out.endswith(
+        "\n"
+        "kv: the same in 4 layers: 0-3; its pages are interchangeable between rank i of A and ranks 2i to 2i\n"
+        "    + 1 of B, i from 0 to 3\n"
+    )
+    [kv] = diff(*reversed(sides), "--format", "json").document["buffers"]
+    assert kv["interchangeable"][0]["ranks"] == {"groups": 4, "a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (8, 8)])
+def test_heads_of_another_model(ranks: tuple[int, int]) -> None:
+    """As many heads a rank, 4 of 8 or all 4, and 1 of 8 or 1 of 4: the bytes are alike, the heads are not."""
+    sides = (f"{GQA},config={of_heads(8)},tp_size={ranks[0]}", f"{GQA},config={of_heads(4)},tp_size={ranks[1]}")
+    done = diff(*sides, "--format", "json")
+    document = done.document
+    [kv] = document["buffers"]
+    assert done.status == 1 and not document["same"]
+    assert document["a"]["fingerprint"] != document["b"]["fingerprint"]
+    assert kv["pages_interchangeable"] is False and kv["interchangeable"] == [] and not kv["same"]
+    [page] = kv["pages"]
+    b = f"4 over {ranks[1]} rank{'s' * (ranks[1] > 1)}"
+    assert page["layers"] == [0, 1, 2, 3]
+    assert facts(page["fields"]) == {f"axis 1 of {name}": (f"8 over {ranks[0]} ranks", b) for name in "kv"}
+    text = diff(*sides).out
+    assert "\n  pages of 4 layers: 0-3 are not interchangeable: their heads are others\n" in text
+    assert "\n  pages are compared as those of one model: whether both configs are of one is not known\n" in text
+
+
+def test_one_head_is_the_same_on_all_ranks() -> None:
+    config = of_heads(1)
+    sides = (f"{GQA},config={config}", f"{GQA},config={config},tp_size=8")
+    [kv] = diff(*sides, "--format", "json").document["buffers"]
+    assert kv["interchangeable"] == [{"layers": [0, 1, 2, 3], "ranks": None}]
+    assert diff(*sides).out.endswith("\nkv: the same in 4 layers: 0-3; its pages are interchangeable\n")
+
+
+def test_the_same_ranks_on_both_sides() -> None:
+    """Of all layers and of the stage from layer 2 on, 2 and 3 are common."""
+    side = f"{GQA},config={of_heads(8)},tp_size=2"
+    done = diff(f"{side},end_layer=4", f"{side},start_layer=2")
+    assert done.out.endswith(
+        "  pages are interchangeable between rank i of A and rank i of B, i from 0 to 1: the same bytes of\n"
+        "      the same heads\n"
+    )
+
+
+def test_stages_without_a_layer_in_common() -> None:
+    """A page of layer 0 or 1 is none of layer 2 or 3, whatever their bytes mean."""
+    sides = (f"{GQA},config={of_heads(8)},end_layer=2", f"{GQA},config={of_heads(8)},start_layer=2")
+    [kv] = diff(*sides, "--format", "json").document["buffers"]
+    assert kv["layers"] == {"only_a": [0, 1], "only_b": [2, 3], "both": []}
+    assert kv["pages_interchangeable"] is None and kv["interchangeable"] == kv["pages"] == []
+    assert diff(*sides).out.endswith(
+        "  no page can be exchanged, since no layer has it on both sides; their bytes mean the same\n"
+    )
+
+
+def test_parts_of_what_a_let_computes() -> None:
+    """2 heads over 4 of 8 ranks against 8 of 16, and 8 states over 8 against 16: `kv` is told by the first alone.
+
+    A page of `state` has both, and which rank of 8 is which of 4 is not known.
+    """
+    Path("sharded.yaml").write_text(SHARDED)
+    Path("s.json").write_text('{"kv_heads": 2, "state_heads": 8}')
+    sides = ("sharded.yaml,config=s.json,world=8,copies=2", "sharded.yaml,config=s.json,world=16,copies=2")
+    found = buffers(diff(*sides, "--format", "json").document)
+    assert found["kv"]["interchangeable"] == [{"layers": [0, 1], "ranks": {"groups": 2, "a": 2, "b": 4}}]
+    assert found["state"]["pages_interchangeable"] is False
+    assert facts(found["state"]["pages"][0]["fields"]) == {
+        "axis 1 of state": ("2 over 4 ranks", "2 over 8 ranks"),
+        "axis 2 of state": ("8 over 8 ranks", "8 over 16 ranks"),
+    }
+    sides = ("sharded.yaml,config=s.json,world=8", "sharded.yaml,config=s.json,world=16")
+    found = buffers(diff(*sides, "--format", "json").document)
+    assert found["state"]["interchangeable"] == [{"layers": [0], "ranks": {"groups": 8, "a": 1, "b": 2}}]
+    sides = ("sharded.yaml,config=s.json,world=8,copies=2", "sharded.yaml,config=s.json,world=8,copies=2,end_layer=1")
+    found = buffers(diff(*sides, "--format", "json").document)
+    assert found["state"]["interchangeable"] == [{"layers": [0], "ranks": {"groups": 8, "a": 1, "b": 1}}]
+
+
+def test_layers_with_heads_of_their_own() -> None:
+    """Two heads where a layer is even and 8 where it is odd, over 8 ranks and 16: groups of 2 and of 8."""
+    text = SHARDED.replace("shard(kv_heads, attention_ranks)", "shard(kv_heads if even else 8, world)")
+    text = text.replace("  copies: {type: int, min: 1, default: 1}\n", "").replace(
+        "  attention_ranks: max(1, world / copies)\n", ""
+    )
+    Path("layered.yaml").write_text(text)
+    Path("s.json").write_text('{"kv_heads": 2, "state_heads": 1}')
+    sides = ("layered.yaml,config=s.json,world=8", "layered.yaml,config=s.json,world=16")
+    kv = buffers(diff(*sides, "--format", "json").document)["kv"]
+    assert kv["interchangeable"] == [
+        {"layers": [0], "ranks": {"groups": 2, "a": 4, "b": 8}},
+        {"layers": [1], "ranks": {"groups": 8, "a": 1, "b": 2}},
+    ]
+    assert diff(*sides).out.split("\nkv")[1].split("\n\n")[0] == (
+        ": the same in 2 layers: 0-1\n"
+        "  pages of 1 layer: 0 are interchangeable between ranks 4i to 4i + 3 of A and ranks 8i to 8i + 7 of\n"
+        "      B, i from 0 to 1: the same bytes of the same heads\n"
+        "  pages of 1 layer: 1 are interchangeable between rank i of A and ranks 2i to 2i + 1 of B, i from 0\n"
+        "      to 7: the same bytes of the same heads"
+    )
+
+
+def test_many_layers_with_heads_of_their_own() -> None:
+    """The parts of 10,000 layers are looked up, not searched for: each shard once."""
+    Path("many.yaml").write_text(
+        SHARDED.replace("body: 2", "body: 10000").replace(
+            "shard(state_heads, world)", "shard(state_heads + layer, world)"
+        )
+    )
+    Path("s.json").write_text('{"kv_heads": 2, "state_heads": 8}')
+    side = "many.yaml,config=s.json"
+    assert diff(side, side).status == 0
 
 
 # Specs

@@ -484,6 +484,7 @@ NO_CHANGES = [  # what says the same in other words, or to other readers
     ("token: {slots: tokens, page: 16}", "token: {slots: tokens, page: 16, reserve: 1}"),
     ("default: 1/2", "default: 0.5"),
     ("set_other:", "set_another:"),
+    ("layout: thing", "license: MIT\nlayout: thing"),
 ]
 
 
@@ -509,6 +510,34 @@ def test_whatever_decides_a_byte_changes_the_fingerprint() -> None:
 @pytest.mark.parametrize("change", NO_CHANGES, ids=lambda change: change[1][:24])
 def test_what_decides_no_byte_leaves_the_fingerprint(change: tuple[str, str]) -> None:
     assert fingerprint(changed(*change)) == fingerprint(THING)
+
+
+@pytest.mark.parametrize(
+    "license",
+    [
+        "MIT",
+        "GPL-2.0+ WITH Classpath-exception-2.0",
+        "(MIT OR Apache-2.0) AND (BSD-3-Clause OR (ISC AND Zlib))",
+        "DocumentRef-a:LicenseRef-b",
+    ],
+)
+def test_license_is_a_line_of_the_head(license: str) -> None:
+    """An SPDX line under the one that says where the module is from, and nothing else; without `license`, no line."""
+    made, plain = compiled(f"license: {license}\n{THING}").module, compiled(THING).module
+    assert made is not None and plain is not None and "SPDX" not in plain.text
+    first, line, rest = made.text.split("\n", 2)
+    assert line == f"# SPDX-License-Identifier: {license}"
+    assert f"{first}\n{rest}" == plain.text
+
+
+@pytest.mark.parametrize(
+    "license",
+    ["MIT OR", "OR MIT", "MIT ISC", "MIT or ISC", "MIT  OR ISC", "MIT OR OR ISC", "(MIT", "MIT)", "()", "(MIT) (ISC)"],
+)
+def test_what_is_not_a_license_expression(license: str) -> None:
+    text = f'license: "{license}"\n{THING}'
+    found = compile_spec("thing.yaml", lambda file: text.encode())
+    assert [problem.code for problem in found.problems] == ["KV253"]
 
 
 def test_comments_and_spacing_leave_the_module() -> None:

@@ -1051,9 +1051,11 @@ def test_problems_of_fixed_values_choices_and_requirements_come_together() -> No
 def test_all_rules_that_part_from_the_first_come_together() -> None:
     """Shared are, of layers 0 to 3: 0 by the types, 1 and 3 by the factor, 2 and 3 by the pattern."""
     types = ["shared", "full", "full", "full"]
+    place = "(layers.sets.shares_topk of glm_dsa.yaml)"
+    first = "glm_dsa: shares_topk: the rules `has(indexer_types)`"
     assert refused(small(4, indexer_types=types, cli_factor=2, index_topk_pattern="FFSS")) == [
-        "glm_dsa: shares_topk: the rules `has(indexer_types)` and `cli_factor > 1` disagree about layer 0",
-        "glm_dsa: shares_topk: the rules `has(indexer_types)` and `has(index_topk_pattern)` disagree about layer 0",
+        f"{first} and `cli_factor > 1` disagree about layer 0 {place}",
+        f"{first} and `has(index_topk_pattern)` disagree about layer 0 {place}",
         "glm_dsa: layer 0: the first layer has no earlier top-k to share",
     ]
 

@@ -20,6 +20,7 @@ SPEC = """\
 kvgen: 1
 layout: {layout}
 doc: {doc}
+license: {license}
 include: [{include}]
 config:
   num_layers: {{type: int, from: {path}}}
@@ -60,6 +61,7 @@ expect:
 HARMLESS = {
     "layout": "thing",
     "doc": "A thing",
+    "license": "(MIT OR Apache-2.0) AND LicenseRef-Own",
     "include": "rows.yaml",
     "path": "num_hidden_layers",
     "raw_of_list": "full_attention",
@@ -89,7 +91,7 @@ FRAGMENT = "kvgen: 1\nfragment: rows\ndoc: Nothing much\nneeds: {}\nlet: {half: 
 
 TEXTS = [name for name in HARMLESS if name.startswith(("text", "message", "raw")) or name == "doc"]
 NAMES = ["layout", "set", "space", "format", "field", "buffer", "operation", "argument"]
-OTHERS = ["include", "path", "letters", "word", "expression", "type", "part", "config"]
+OTHERS = ["license", "include", "path", "letters", "word", "expression", "type", "part", "config"]
 
 RUN = "__import__('builtins').__dict__.__setitem__('pwned', 1)"
 LINES = [  # one line of printable text: what a text may be

@@ -52,7 +52,8 @@ def test_a_dtype_that_is_fixed() -> None:
 def test_a_stride_that_would_move_elements_off_their_alignment() -> None:
     """Pages of one f32, 6 bytes apart: the second would begin at byte 6."""
     odd = module(page="1", type="f32[1]", buffer="align: 6 * n")
-    assert refusal(odd, {"n": 1}) == "odd: row: pages 6 bytes apart do not keep k aligned"
+    place = "buffers.k of odd.yaml"
+    assert refusal(odd, {"n": 1}) == f"odd: row: pages 6 bytes apart do not keep k aligned ({place})"
     fine = module(page="1", type="u8[5]", buffer="align: 6 * n")
     assert fine.Layout.from_config({"n": 1}).buffer("k").page.page_bytes == 6
 

@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tomllib
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,12 @@ HIDDEN = ("kvgen", "__editable__", "torch", "triton", "__pycache__")
 SPEC = "glm_dsa.yaml"
 
 
+FOREIGN = ("PYTHON", "SOURCE_DATE_EPOCH")  # variables of the environment that no command sees
+
+
 def run(*command: str | Path, cwd: Path) -> str:
     """Standard output of a command that must succeed, run away from the project and its environment variables."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     done = subprocess.run(
         [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8"
     )
@@ -102,6 +107,58 @@ def editable(project: Path, wheel: Path, tmp_path_factory: pytest.TempPathFactor
     return installed
 
 
+@dataclass(frozen=True)
+class Built:
+    """A clone, and what was built from it."""
+
+    source: Path
+    wheel: Path
+    sdist: Path
+
+
+def build(source: Path, folder: Path, umask: int) -> Built:
+    """Build a wheel and an sdist with the backend that pyproject.toml names."""
+    settings = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
+    program = f"""
+import os, sys
+os.umask({umask})
+sys.path[:0] = {settings.get("backend-path", [])}
+import {settings["build-backend"]} as backend
+backend.build_wheel({str(folder)!r})
+backend.build_sdist({str(folder)!r})
+"""
+    folder.mkdir()
+    run(sys.executable, "-c", program, cwd=source)
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return Built(source, wheel, sdist)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, Built]:
+    """The same from two clones of other times and permissions, under other masks."""
+    folder = tmp_path_factory.mktemp("built")
+    hidden = (".gitattributes", ".gitignore")
+    found = []
+    for name, umask, mode, seconds in (("one", 0o022, 0o644, 1_000_000_000), ("other", 0o077, 0o600, 1_700_000_001)):
+        source = shutil.copytree(ROOT, folder / name / "kvgen", ignore=NOT_COPIED)
+        for file in hidden:
+            shutil.copy(ROOT / file, source / file)
+        for path in source.rglob("*"):
+            path.chmod(mode if path.is_file() else mode | (mode & 0o444) >> 2)  # who reads a folder may enter it
+            os.utime(path, (seconds, seconds))
+        found.append(build(source, folder / name / "dist", umask))
+    return found[0], found[1]
+
+
+@pytest.fixture(scope="module")
+def unpacked(built: tuple[Built, Built], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the sdist holds."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(built[0].sdist) as sdist:
+        sdist.extractall(folder, filter="data")
+    return folder / "kvgen-0.1.0"
+
+
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Path:
     """A folder with copies of the shipped specs, far from the project."""
@@ -132,6 +189,19 @@ def test_wheel_needs_only_the_core_dependencies(wheel: Path) -> None:
         "pyyaml",
     ]
     assert "License-Expression: Apache-2.0" in metadata
+
+
+def test_what_is_tested_are_the_lower_bounds() -> None:
+    """`make test-oldest` installs those of the core, and `make test` those of the pool."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = (ROOT / "constraints-oldest.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.replace(">=", "==") for line in project["dependencies"]] == [
+        line for line in oldest if not line.startswith("#")
+    ]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    used = {*(ROOT / "constraints.txt").read_text(encoding="utf-8").split(), *makefile.split()}
+    for needed in project["optional-dependencies"]["pool"]:
+        assert f"{needed.partition(';')[0].replace('>=', '==')}.0" in used
 
 
 @pytest.mark.parametrize("install", ["from_wheel", "editable"])
@@ -179,3 +249,43 @@ def test_wheel_and_editable_install_build_the_same_module(
     printed = from_wheel.kvgen("build", elsewhere / SPEC, "-o", "-", cwd=tmp_path)
     assert printed == editable.kvgen("build", elsewhere / SPEC, "-o", "-", cwd=tmp_path)
     assert printed == (ROOT / "generated" / SPEC.replace(".yaml", ".py")).read_text(encoding="utf-8")
+
+
+def test_builds_are_the_same_whenever_and_wherever(built: tuple[Built, Built]) -> None:
+    """Byte for byte, without being told a date."""
+    one, other = built
+    assert one.wheel.read_bytes() == other.wheel.read_bytes()
+    assert one.sdist.read_bytes() == other.sdist.read_bytes()
+    with tarfile.open(one.sdist) as sdist:
+        assert {(member.uid, member.gid, member.uname, member.gname) for member in sdist} == {(0, 0, "", "")}
+        assert {(member.isfile(), member.mode) for member in sdist} == {(True, 0o644), (False, 0o755)}
+
+
+def test_the_sdist_makes_the_same_wheel(built: tuple[Built, Built], unpacked: Path, tmp_path: Path) -> None:
+    again = build(unpacked, tmp_path / "dist", 0o022)
+    assert again.wheel.read_bytes() == built[0].wheel.read_bytes()
+    assert again.sdist.read_bytes() == built[0].sdist.read_bytes()
+
+
+def test_the_sdist_holds_the_project(built: tuple[Built, Built]) -> None:
+    """All that a clone has but .ci: the tests and what they read, generated modules, docs and the Makefile."""
+    with tarfile.open(built[0].sdist) as sdist:
+        found = {member.name.partition("/")[2] for member in sdist if member.isfile()}
+    ignored = ("__pycache__", "build", "dist", "out")
+    wanted = {"PKG-INFO", ".gitattributes", ".gitignore"}
+    for top in ROOT.iterdir():
+        files = [top] if top.is_file() else [path for path in top.rglob("*") if path.is_file()]
+        for path in files if not top.name.startswith(".") else ():
+            if not any(part in ignored or part.endswith(".egg-info") for part in path.relative_to(ROOT).parts):
+                wanted.add(path.relative_to(ROOT).as_posix())
+    assert found == wanted
+
+
+def test_tests_of_the_sdist_run(unpacked: Path) -> None:
+    """Each can be collected, and those that read specs, goldens and support pass."""
+    options = ("-p", "no:cacheprovider", "-p", "no:xdist", "-q")
+    collected = run(sys.executable, "-m", "pytest", *options, "--collect-only", cwd=unpacked)
+    assert "error" not in collected.splitlines()[-1]
+    files = ("tests/test_golden.py", "tests/test_sizes.py", "tests/test_side.py", "tests/test_readers.py")
+    passed = run(sys.executable, "-m", "pytest", *options, *files, "-k", "not random", cwd=unpacked)
+    assert " passed" in passed.splitlines()[-1] or "100%" in passed

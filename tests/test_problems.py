@@ -22,6 +22,7 @@ import pytest
 
 import kvgen
 from kvgen.cli import main
+from kvgen.compile import compile_spec
 from kvgen.problems import InternalError
 from kvgen.source import MAX_BYTES
 
@@ -282,6 +283,80 @@ def test_config_that_the_layout_refuses(tmp_path: Path) -> None:
     status, out, err = run("budget", "-", "--config", str(config), "--tokens", "0", stdin=SMALL)
     assert (status, out) == (1, "")
     assert err == f"error[KV401]: num_hidden_layers is missing from the config\n --> {config}\n"
+
+
+LOADED = """\
+kvgen: 1
+layout: loaded
+doc: Rows that a model's numbers may not align, and layers that they may share.
+config: {num_layers: {type: int}, head_dim: {type: int, min: 1}, interval: {type: int, min: 1}}
+layers:
+  body: num_layers
+  sets: {full: layer % interval == 0}
+spaces: {token: {slots: tokens, page: 16}}
+formats:
+  row:
+    fields:
+      k: {type: "i8[head_dim]", quant: {scale: k_scale}}
+      k_scale: f32[1]
+    page: [[k, k_scale]]
+buffers:
+  kv: {format: row, space: token, layers: full}
+  kv_swa: {format: row, space: token, layers: layer % 3 == 1}
+operations:
+  set_kv: {store: [kv, kv_swa], args: {k: k}}
+"""
+K_SCALE = "row: offset of k_scale must be a multiple of 4, not 66"
+SHARED = "layer 4: set_kv cannot tell kv from kv_swa: both are owned here"
+
+
+def test_faults_of_load_time_name_the_line_of_the_spec(tmp_path: Path) -> None:
+    """Scales behind 66 bytes; layer 4 is a second one, and one of those of a rest of 1 by 3."""
+    (tmp_path / "loaded.yaml").write_text(LOADED)
+    cases = [
+        ({"num_layers": 8, "head_dim": 66, "interval": 9}, K_SCALE, 13, "k_scale: f32[1]", "      -------"),
+        ({"num_layers": 8, "head_dim": 64, "interval": 2}, SHARED, 19, "set_kv: {store: [kv, kv_swa]", "  ------"),
+    ]
+    assert run("check", str(tmp_path / "loaded.yaml")) == (0, "", "")
+    for config, message, line, text, marks in cases:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        for command in ("budget", "explain"):
+            words = (command, str(tmp_path / "loaded.yaml"), "--config", str(path))
+            words += ("--tokens", "16") if command == "budget" else ()
+            status, out, err = run(*words)
+            assert (status, out) == (1, "")
+            first, *rest = err.splitlines()
+            assert first == f"error[KV401]: {message}"
+            place = f"{tmp_path / 'loaded.yaml'}:{line}:{marks.index('-') + 1}"
+            assert rest[0] == f"  --> {path}" and rest[2] == f"  ::: {place}"
+            assert rest[4].startswith(f"{line} | ") and text in rest[4]
+            assert rest[5] == f"   | {marks} because of this"
+            (problem,) = json.loads(run(*words, "--format", "json")[1])["problems"]
+            primary, place = problem["labels"]
+            assert primary["span"] == {"file": str(path)} and place["span"]["line"] == line and not place["primary"]
+
+
+def test_a_module_names_what_of_the_spec_a_fault_is_about(tmp_path: Path) -> None:
+    """By its place and the name of the file, in the text of the error; the problems are as they were."""
+    (tmp_path / "loaded.yaml").write_text(LOADED)
+    made = compile_spec(str(tmp_path / "loaded.yaml"), lambda file: Path(file).read_bytes()).namespace
+    with pytest.raises(made.LayoutError) as error:
+        made.Layout.from_config({"num_layers": 8, "head_dim": 66, "interval": 9})
+    assert str(error.value) == f"loaded: {K_SCALE} (formats.row.fields.k_scale of loaded.yaml)"
+    assert error.value.problems == (K_SCALE,)
+    with pytest.raises(made.LayoutError) as error:
+        made.Layout.from_config({"num_layers": 8, "head_dim": 64, "interval": 2})
+    assert str(error.value) == f"loaded: {SHARED} (operations.set_kv of loaded.yaml)"
+
+
+def test_lines_of_a_spec_do_not_change_its_module(tmp_path: Path) -> None:
+    """Places have no line numbers, so that a comment leaves the module as it was."""
+    texts = []
+    for text in (LOADED, LOADED.replace("layers:\n", "# a comment\n\nlayers:\n", 1)):
+        (tmp_path / "loaded.yaml").write_text(text)
+        texts.append(compile_spec(str(tmp_path / "loaded.yaml"), lambda file: Path(file).read_bytes()).module.text)
+    assert texts[0] == texts[1]
 
 
 def test_two_specs_that_write_the_same_file(tmp_path: Path) -> None:

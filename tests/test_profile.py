@@ -68,6 +68,22 @@ def test_kernels_are_no_worse(spec: str, target: str, request: pytest.FixtureReq
     assert not worse, "\n".join([*worse, "if this is meant: pytest --update-golden tests/test_profile.py"])
 
 
+def test_widths_of_values() -> None:
+    """What docs/performance.md says: values and codes go 16 bytes at a time, but codes of nvfp4, which go 8 at a time.
+
+    Slots are loads of 8 bytes too, so that a store shows it, and a load has four of them at least.
+    """
+    found = [own for path in GOLDEN.glob("*.json") for own in json.loads(path.read_text(encoding="utf-8")).values()]
+    stores = [own for own in found if own["kernel"].startswith("store_")]
+    loads = [own for own in found if own["kernel"].startswith("load_")]
+    for values, codes, kernels in (("loads", "stores", stores), ("stores", "loads", loads)):
+        narrow = [own for own in kernels if "nvfp4" in own["kernel"]]
+        assert narrow and all(own[values]["16"] for own in kernels)
+        assert all(own[codes].get("16") for own in kernels if own not in narrow)
+        assert all(own[codes]["8"] >= 4 for own in narrow)
+    assert all(("8" in own["stores"]) == ("nvfp4" in own["kernel"]) for own in stores)
+
+
 def of(target: str, key: str) -> tuple[int, int, dict[str, int], dict[str, int]]:
     """Tokens and warps of a program, loads and stores of a thread, those of slots left out."""
     own = profiled("glm_dsa", tuple(TARGETS))[target][key]

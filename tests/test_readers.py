@@ -126,7 +126,8 @@ def test_a_stage_without_the_owner_is_refused(choices: dict[str, int], lines: li
     with pytest.raises(ValueError) as error:
         gemma3n(**choices)
     rest = ", which is not held here; a pool holds both or neither"
-    assert problem_lines(error) == [f"gemma3n: {line}{rest}" for line in lines]
+    places = [f"(buffers.{line.split('`')[1]} of gemma3n.yaml)" for line in lines]
+    assert problem_lines(error) == [f"gemma3n: {line}{rest} {place}" for line, place in zip(lines, places, strict=True)]
 
 
 def test_a_model_without_an_owner_before_a_reader_is_refused() -> None:
@@ -134,7 +135,8 @@ def test_a_model_without_an_owner_before_a_reader_is_refused() -> None:
     config = {**SHARED, "num_kv_shared_layers": 12}
     with pytest.raises(ValueError) as error:
         READERS.Layout.from_config(config)
-    assert problem_lines(error) == ["readers: layer 4 reads the `kv_full` of an owner before it, and there is none"]
+    line = "layer 4 reads the `kv_full` of an owner before it, and there is none"
+    assert problem_lines(error) == [f"readers: {line} (buffers.kv_full of golden_readers.yaml)"]
     assert readers_of(READERS.Layout.from_config(config, end_layer=4))["kv_swa"] == {3: 2}
 
 
@@ -153,7 +155,7 @@ def test_draft_layers_may_read_the_body_where_both_are_held() -> None:
     with pytest.raises(ValueError) as error:
         compiled(DRAFTS).Layout.from_config({}, role="draft")
     line = "layer 3 reads the `kv` of layer 2, which is not held here; a pool holds both or neither"
-    assert problem_lines(error) == [f"drafts_that_read: {line}"]
+    assert problem_lines(error) == [f"drafts_that_read: {line} (buffers.kv of drafts_that_read.yaml)"]
 
 
 # -- the nearest owner of any model
@@ -206,7 +208,7 @@ def test_the_owner_is_the_nearest_before_the_layer(model: tuple[dict[str, Any], 
         with pytest.raises(ValueError) as error:
             ANY.Layout.from_config(config, **choices)
         found = [
-            re.match(r"any_readers: layer (\d+) reads .* of (?:layer (\d+)|an)", own) for own in problem_lines(error)
+            re.match(r"any_readers: layer (\d+) reads .*? of (?:layer (\d+)|an)", own) for own in problem_lines(error)
         ]
         assert {int(own[2] or -1): int(own[1]) for own in found} == missing
         return
@@ -495,7 +497,7 @@ def test_a_layer_that_reads_one_buffer_and_owns_another_cannot_say_which(verb: s
     with pytest.raises(ValueError) as error:
         module.Layout.from_config({"n": 3})
     line = "layer 2: op cannot tell kv from kw: both are owned or read here"
-    assert problem_lines(error) == [f"meeting_{verb}: {line}"]
+    assert problem_lines(error) == [f"meeting_{verb}: {line} (operations.op of meeting_{verb}.yaml)"]
 
 
 @pytest.mark.parametrize(("verb", "rest"), [("store", ", args: {k: k}"), ("describe", "")])
@@ -531,7 +533,7 @@ kw: {format: row, space: token, layers: not even}
     with pytest.raises(ValueError) as error:
         compiled(text).Layout.from_config({"n": 2})
     line = "layer 1: get_kv cannot tell kv from kw: both are owned or read here"
-    assert problem_lines(error) == [f"readers_that_meet: {line}"]
+    assert problem_lines(error) == [f"readers_that_meet: {line} (operations.get_kv of readers_that_meet.yaml)"]
 
 
 def test_sets_that_are_apart_need_no_rule() -> None:

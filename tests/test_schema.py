@@ -23,6 +23,7 @@ LAYOUT = """\
 kvgen: 1
 layout: every_key
 doc: Every key that a layout may have, each form of it once.
+license: Apache-2.0 OR MIT
 include: [rows.yaml, more/rows.yaml]
 config:
   num_layers: {type: int, from: num_hidden_layers, min: 1, max: 1000}

@@ -90,20 +90,21 @@ class Page:
         fields = [(own.name, own.dtype, own.offset, own.shape, own.stride, own.rounding) for own in self.fields]
         return _digest(self.slots, self.page_bytes, fields)
 
-    def aligned(self, multiple: int) -> "Page":
+    def aligned(self, multiple: int, place: str) -> "Page":
         """The same page at the next multiple of so many bytes after the one before."""
         if multiple == 1:
             return self
         page_bytes = -(-self.page_bytes // multiple) * multiple
         for field in self.fields:
             if page_bytes % ITEM_BYTES[field.dtype]:
-                raise LayoutError(f"{self.format}: pages {page_bytes} bytes apart do not keep {field.name} aligned")
+                problem = f"{self.format}: pages {page_bytes} bytes apart do not keep {field.name} aligned"
+                raise LayoutError(problem, places={problem: place})
         return replace(self, page_bytes=page_bytes)
 
 
 def state_page(slots: int, state_dim: int) -> Page:
     """A page of `state`: formats.state."""
-    _at_least_one("state", state_dim=state_dim)
+    _at_least_one("state", "formats.state of spec.yaml", state_dim=state_dim)
     return Page(
         format="state",
         slots=slots,
@@ -284,7 +285,7 @@ class EqualPagesLayout:
                         "states",
                         request_space,
                         tuple(layer for layer in held if layer in linear),
-                        page_of_states.aligned(stride),
+                        page_of_states.aligned(stride, "buffers.states of spec.yaml"),
                     ),
                 ),
                 config_items=tuple(read.used.items()),
@@ -328,7 +329,8 @@ class EqualPagesLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
+        parts = sorted(map(repr, self.spaces + self.buffers))
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *parts)
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -389,14 +391,20 @@ def slots(layout: EqualPagesLayout, space: str, tokens: int, requests: int = 0) 
 
 
 class LayoutError(ValueError):
-    """What is wrong with a config and choices; `problems` has one line for each."""
+    """What is wrong with a config and choices.
 
-    def __init__(self, *problems: str) -> None:
+    `problems` has one line for each; `places` says of some lines what of the spec they are about.
+    """
+
+    def __init__(self, *problems: str, places: Mapping[str, str] | None = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.places = {} if places is None else dict(places)
 
     def __str__(self) -> str:
-        return "\n".join(f"equal_pages: {problem}" for problem in self.problems)
+        places = {problem: f" ({place})" for problem, place in self.places.items()}
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"equal_pages: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -436,6 +444,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.places: dict[str, str] = {}  # of some problems, what of the spec they are about
         self.complete = True  # whether every value that something is made of could be read
 
     def __enter__(self) -> Self:
@@ -444,9 +453,11 @@ class _Inputs:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Add what was found wrong before to an error, and drop an error that follows from it."""
         if isinstance(error, LayoutError):
-            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+            raise LayoutError(
+                *dict.fromkeys([*self.problems, *error.problems]), places=self.places | error.places
+            ) from None
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
-            raise LayoutError(*dict.fromkeys(self.problems)) from None
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places) from None
 
     def config(self, name: str, kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of a field; the default, if there is one, where it is absent."""
@@ -487,6 +498,12 @@ class _Inputs:
         self.complete = False
         return None
 
+    def keep(self, problem: str, place: str) -> None:
+        """Keep a problem, and what of the spec it is about, if that is said."""
+        self.problems.append(problem)
+        if place:
+            self.places[problem] = place
+
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
         if not holds:
@@ -503,7 +520,7 @@ class _Inputs:
     def finish(self) -> None:
         """Raise what was found wrong so far."""
         if self.problems:
-            raise LayoutError(*dict.fromkeys(self.problems))
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places)
 
 
 def _integer(minimum: int = 0, maximum: int = 2**40) -> Callable:
@@ -567,10 +584,11 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _at_least_one(what: str, **numbers: int) -> None:
+def _at_least_one(what: str, place: str, /, **numbers: int) -> None:
     low = [f"{name} is {number}" for name, number in numbers.items() if number < 1]
     if low:
-        raise LayoutError(f"{what}: {', '.join(low)}, and must be at least 1")
+        problem = f"{what}: {', '.join(low)}, and must be at least 1"
+        raise LayoutError(problem, places={problem: place})
 
 
 def _check_counts(layout: EqualPagesLayout, tokens: int, requests: int) -> None:

@@ -192,7 +192,7 @@ class LayerRulesLayout:
                 rules["has(shared_from)"] = {layer for layer in layers if layer >= shared_from}
             if not rules:
                 rules["otherwise"] = {layer for layer in layers if layer % 2 == 1}
-            shares = read.agreed("shares", rules, num_layers)
+            shares = read.agreed("shares", rules, num_layers, "layers.sets.shares of spec.yaml")
             # layers.sets.owns
             owns = {layer for layer in layers if layer >= num_layers or layer not in shares}
             read.refuse(
@@ -258,7 +258,8 @@ class LayerRulesLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
+        parts = sorted(map(repr, self.spaces + self.buffers))
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *parts)
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -306,14 +307,20 @@ def slots(layout: LayerRulesLayout, space: str, tokens: int, requests: int = 0) 
 
 
 class LayoutError(ValueError):
-    """What is wrong with a config and choices; `problems` has one line for each."""
+    """What is wrong with a config and choices.
 
-    def __init__(self, *problems: str) -> None:
+    `problems` has one line for each; `places` says of some lines what of the spec they are about.
+    """
+
+    def __init__(self, *problems: str, places: Mapping[str, str] | None = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.places = {} if places is None else dict(places)
 
     def __str__(self) -> str:
-        return "\n".join(f"layer_rules: {problem}" for problem in self.problems)
+        places = {problem: f" ({place})" for problem, place in self.places.items()}
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"layer_rules: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -353,6 +360,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.places: dict[str, str] = {}  # of some problems, what of the spec they are about
         self.complete = True  # whether every value that something is made of could be read
 
     def __enter__(self) -> Self:
@@ -361,9 +369,11 @@ class _Inputs:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Add what was found wrong before to an error, and drop an error that follows from it."""
         if isinstance(error, LayoutError):
-            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+            raise LayoutError(
+                *dict.fromkeys([*self.problems, *error.problems]), places=self.places | error.places
+            ) from None
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
-            raise LayoutError(*dict.fromkeys(self.problems)) from None
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places) from None
 
     def config(self, name: str, kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of a field; the default, if there is one, where it is absent."""
@@ -404,23 +414,29 @@ class _Inputs:
         self.complete = False
         return None
 
+    def keep(self, problem: str, place: str) -> None:
+        """Keep a problem, and what of the spec it is about, if that is said."""
+        self.problems.append(problem)
+        if place:
+            self.places[problem] = place
+
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
         if not holds:
             self.problems.append(message)
 
-    def refuse(self, layers: set[int], message: str) -> None:
+    def refuse(self, layers: set[int], message: str, place: str = "") -> None:
         """Keep the message where there are such layers."""
         if layers:
-            self.problems.append(f"layer {min(layers)}: {message}")
+            self.keep(f"layer {min(layers)}: {message}", place)
 
-    def agreed(self, name: str, rules: dict[str, set[int]], num_body: int) -> set[int]:
+    def agreed(self, name: str, rules: dict[str, set[int]], num_body: int, place: str) -> set[int]:
         """The layers of the first rule, where every rule that applies gives the same ones in the body."""
         (first, layers), *others = rules.items()
         for other, theirs in others:
             parted = [layer for layer in layers ^ theirs if layer < num_body]
             if parted:
-                self.problems.append(f"{name}: the rules `{first}` and `{other}` disagree about layer {min(parted)}")
+                self.keep(f"{name}: the rules `{first}` and `{other}` disagree about layer {min(parted)}", place)
         return layers
 
     def stop_if_incomplete(self) -> None:
@@ -434,7 +450,7 @@ class _Inputs:
     def finish(self) -> None:
         """Raise what was found wrong so far."""
         if self.problems:
-            raise LayoutError(*dict.fromkeys(self.problems))
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places)
 
 
 def _integer(minimum: int = 0, maximum: int = 2**40) -> Callable:

@@ -91,9 +91,14 @@ def row_page(slots: int, heads: int, head_dim: int) -> Page:
     """A page of `row`: formats.row."""
     k_scale_offset = _aligned(slots * head_dim * heads, 128)
     v_offset = 4 * slots * (head_dim // 32) * heads + k_scale_offset
-    _at_least_one("row", heads=heads, head_dim=head_dim)
-    _multiple("row: head_dim", head_dim, 32)
-    _multiple("row: page of k_scale", 2 * slots * head_dim * heads + v_offset, 4)
+    _at_least_one("row", "formats.row of spec.yaml", heads=heads, head_dim=head_dim)
+    _multiple("row: head_dim", head_dim, 32, "formats.row.fields.k_scale of spec.yaml")
+    _multiple(
+        "row: page of k_scale",
+        2 * slots * head_dim * heads + v_offset,
+        4,
+        "formats.row.fields.k_scale of spec.yaml",
+    )
     return Page(
         format="row",
         slots=slots,
@@ -168,6 +173,15 @@ class Space:
         return slots // self.page_size + self.reserved_pages
 
 
+class Shard(NamedTuple):
+    """Heads that ranks divide, each an equal part of them in order, or repeat where there are more ranks than heads."""
+
+    name: str  # of the spec, for what each rank has
+    heads: int  # of all ranks
+    ranks: int
+    layers: tuple[int, ...]  # whose number this is, where layers have numbers of their own
+
+
 @dataclass(frozen=True)
 class Buffer:
     """Whole pages of one format in one space, for each of its layers."""
@@ -212,6 +226,7 @@ class LoadTimePageLayout:
     held: tuple[int, ...]  # global ids of the layers of this stage and role
     spaces: tuple[Space, ...]
     buffers: tuple[Buffer, ...]
+    shards: tuple[Shard, ...]  # what is divided over ranks
     config_items: tuple[tuple[str, object], ...]
     default_items: tuple[tuple[str, object], ...]
 
@@ -253,7 +268,7 @@ class LoadTimePageLayout:
             end_layer = read.choice("end_layer", kind=_integer(), default=None)
             read.stop_if_incomplete()
 
-            heads = _shard(num_key_value_heads, tp_size)
+            heads = read.shard("heads", num_key_value_heads, tp_size)
             layers = range(num_layers)
             if len(layers) > 10000:
                 raise LayoutError(f"{len(layers)} layers are more than 10000")
@@ -283,6 +298,7 @@ class LoadTimePageLayout:
                 held=tuple(held),
                 spaces=(token_space,),
                 buffers=(Buffer("kv", token_space, tuple(held), page_of_kv),),
+                shards=tuple(Shard(*whole, tuple(layers)) for whole, layers in read.shards.items()),
                 config_items=tuple(read.used.items()),
                 default_items=tuple(read.defaults.items()),
             )
@@ -325,7 +341,8 @@ class LoadTimePageLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
+        parts = sorted(map(repr, self.spaces + self.buffers + self.shards))
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *parts)
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -373,14 +390,20 @@ def slots(layout: LoadTimePageLayout, space: str, tokens: int, requests: int = 0
 
 
 class LayoutError(ValueError):
-    """What is wrong with a config and choices; `problems` has one line for each."""
+    """What is wrong with a config and choices.
 
-    def __init__(self, *problems: str) -> None:
+    `problems` has one line for each; `places` says of some lines what of the spec they are about.
+    """
+
+    def __init__(self, *problems: str, places: Mapping[str, str] | None = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.places = {} if places is None else dict(places)
 
     def __str__(self) -> str:
-        return "\n".join(f"load_time_page: {problem}" for problem in self.problems)
+        places = {problem: f" ({place})" for problem, place in self.places.items()}
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"load_time_page: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -420,6 +443,8 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.places: dict[str, str] = {}  # of some problems, what of the spec they are about
+        self.shards: dict[tuple[str, int, int], dict[int, None]] = {}  # what a let divides, and for which layers
         self.complete = True  # whether every value that something is made of could be read
 
     def __enter__(self) -> Self:
@@ -428,9 +453,11 @@ class _Inputs:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Add what was found wrong before to an error, and drop an error that follows from it."""
         if isinstance(error, LayoutError):
-            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+            raise LayoutError(
+                *dict.fromkeys([*self.problems, *error.problems]), places=self.places | error.places
+            ) from None
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
-            raise LayoutError(*dict.fromkeys(self.problems)) from None
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places) from None
 
     def config(self, *sources: "str | _Derived", kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
@@ -481,10 +508,23 @@ class _Inputs:
         self.complete = False
         return None
 
+    def keep(self, problem: str, place: str) -> None:
+        """Keep a problem, and what of the spec it is about, if that is said."""
+        self.problems.append(problem)
+        if place:
+            self.places[problem] = place
+
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
         if not holds:
             self.problems.append(message)
+
+    def shard(self, name: str, heads: int, ranks: int, layer: int | None = None) -> int:
+        """Heads of one rank, as `_shard` gives them; what they are a part of is kept."""
+        layers = self.shards.setdefault((name, heads, ranks), {})
+        if layer is not None:
+            layers[layer] = None
+        return _shard(heads, ranks)
 
     def stop_if_incomplete(self) -> None:
         """Raise what was found wrong so far where a value is missing to go on."""
@@ -497,7 +537,7 @@ class _Inputs:
     def finish(self) -> None:
         """Raise what was found wrong so far."""
         if self.problems:
-            raise LayoutError(*dict.fromkeys(self.problems))
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places)
 
 
 @dataclass(frozen=True)
@@ -591,15 +631,17 @@ def _shard(heads: int, ranks: int) -> int:
     return heads // ranks if heads % ranks == 0 else 1
 
 
-def _at_least_one(what: str, **numbers: int) -> None:
+def _at_least_one(what: str, place: str, /, **numbers: int) -> None:
     low = [f"{name} is {number}" for name, number in numbers.items() if number < 1]
     if low:
-        raise LayoutError(f"{what}: {', '.join(low)}, and must be at least 1")
+        problem = f"{what}: {', '.join(low)}, and must be at least 1"
+        raise LayoutError(problem, places={problem: place})
 
 
-def _multiple(what: str, number: int, divisor: int) -> None:
+def _multiple(what: str, number: int, divisor: int, place: str) -> None:
     if number % divisor:
-        raise LayoutError(f"{what} must be a multiple of {divisor}, not {number}")
+        problem = f"{what} must be a multiple of {divisor}, not {number}"
+        raise LayoutError(problem, places={problem: place})
 
 
 def _aligned(offset: int, multiple: int) -> int:

@@ -250,7 +250,8 @@ class NotesLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
+        parts = sorted(map(repr, self.spaces + self.buffers))
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *parts)
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -298,14 +299,20 @@ def slots(layout: NotesLayout, space: str, tokens: int, requests: int = 0) -> in
 
 
 class LayoutError(ValueError):
-    """What is wrong with a config and choices; `problems` has one line for each."""
+    """What is wrong with a config and choices.
 
-    def __init__(self, *problems: str) -> None:
+    `problems` has one line for each; `places` says of some lines what of the spec they are about.
+    """
+
+    def __init__(self, *problems: str, places: Mapping[str, str] | None = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.places = {} if places is None else dict(places)
 
     def __str__(self) -> str:
-        return "\n".join(f"notes: {problem}" for problem in self.problems)
+        places = {problem: f" ({place})" for problem, place in self.places.items()}
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"notes: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -345,6 +352,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.places: dict[str, str] = {}  # of some problems, what of the spec they are about
         self.notes: list[str] = []
         self.complete = True  # whether every value that something is made of could be read
 
@@ -354,9 +362,11 @@ class _Inputs:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Add what was found wrong before to an error, and drop an error that follows from it."""
         if isinstance(error, LayoutError):
-            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+            raise LayoutError(
+                *dict.fromkeys([*self.problems, *error.problems]), places=self.places | error.places
+            ) from None
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
-            raise LayoutError(*dict.fromkeys(self.problems)) from None
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places) from None
 
     def config(self, name: str, kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of a field; the default, if there is one, where it is absent."""
@@ -397,6 +407,12 @@ class _Inputs:
         self.complete = False
         return None
 
+    def keep(self, problem: str, place: str) -> None:
+        """Keep a problem, and what of the spec it is about, if that is said."""
+        self.problems.append(problem)
+        if place:
+            self.places[problem] = place
+
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
         if not holds:
@@ -418,7 +434,7 @@ class _Inputs:
     def finish(self) -> None:
         """Raise what was found wrong so far."""
         if self.problems:
-            raise LayoutError(*dict.fromkeys(self.problems))
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places)
 
 
 def _integer(minimum: int = 0, maximum: int = 2**40) -> Callable:

@@ -209,10 +209,12 @@ class OperationsLayout:
             read.refuse(
                 {layer for layer in layers if layer in full_layers and layer in window_layers},
                 "set_latent cannot tell full from window: both are owned here",
+                "operations.set_latent of spec.yaml",
             )
             read.refuse(
                 {layer for layer in layers if layer in full_layers and layer in window_layers},
                 "get_latent cannot tell full from window: both are owned here",
+                "operations.get_latent of spec.yaml",
             )
             read.finish()
             held = [
@@ -278,7 +280,8 @@ class OperationsLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
+        parts = sorted(map(repr, self.spaces + self.buffers))
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *parts)
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -326,14 +329,20 @@ def slots(layout: OperationsLayout, space: str, tokens: int, requests: int = 0) 
 
 
 class LayoutError(ValueError):
-    """What is wrong with a config and choices; `problems` has one line for each."""
+    """What is wrong with a config and choices.
 
-    def __init__(self, *problems: str) -> None:
+    `problems` has one line for each; `places` says of some lines what of the spec they are about.
+    """
+
+    def __init__(self, *problems: str, places: Mapping[str, str] | None = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.places = {} if places is None else dict(places)
 
     def __str__(self) -> str:
-        return "\n".join(f"operations: {problem}" for problem in self.problems)
+        places = {problem: f" ({place})" for problem, place in self.places.items()}
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"operations: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -373,6 +382,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.places: dict[str, str] = {}  # of some problems, what of the spec they are about
         self.complete = True  # whether every value that something is made of could be read
 
     def __enter__(self) -> Self:
@@ -381,9 +391,11 @@ class _Inputs:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Add what was found wrong before to an error, and drop an error that follows from it."""
         if isinstance(error, LayoutError):
-            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+            raise LayoutError(
+                *dict.fromkeys([*self.problems, *error.problems]), places=self.places | error.places
+            ) from None
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
-            raise LayoutError(*dict.fromkeys(self.problems)) from None
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places) from None
 
     def config(self, name: str, kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of a field; the default, if there is one, where it is absent."""
@@ -424,15 +436,21 @@ class _Inputs:
         self.complete = False
         return None
 
+    def keep(self, problem: str, place: str) -> None:
+        """Keep a problem, and what of the spec it is about, if that is said."""
+        self.problems.append(problem)
+        if place:
+            self.places[problem] = place
+
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
         if not holds:
             self.problems.append(message)
 
-    def refuse(self, layers: set[int], message: str) -> None:
+    def refuse(self, layers: set[int], message: str, place: str = "") -> None:
         """Keep the message where there are such layers."""
         if layers:
-            self.problems.append(f"layer {min(layers)}: {message}")
+            self.keep(f"layer {min(layers)}: {message}", place)
 
     def stop_if_incomplete(self) -> None:
         """Raise what was found wrong so far where a value is missing to go on."""
@@ -445,7 +463,7 @@ class _Inputs:
     def finish(self) -> None:
         """Raise what was found wrong so far."""
         if self.problems:
-            raise LayoutError(*dict.fromkeys(self.problems))
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places)
 
 
 def _integer(minimum: int = 0, maximum: int = 2**40) -> Callable:

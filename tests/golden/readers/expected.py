@@ -224,6 +224,7 @@ class ReadersLayout:
                 held,
                 {layer for layer in layers if layer < num_layers and layer in full and layer in owns},
                 {layer for layer in held if layer < num_layers and layer in full},
+                "buffers.kv_full of spec.yaml",
             )
             # buffers.kv_swa.readers
             kv_swa_readers = read.readers(
@@ -231,6 +232,7 @@ class ReadersLayout:
                 held,
                 {layer for layer in layers if layer < num_layers and layer in owns and layer not in full},
                 {layer for layer in held if layer < num_layers and layer not in full},
+                "buffers.kv_swa of spec.yaml",
             )
             read.finish()
 
@@ -313,7 +315,8 @@ class ReadersLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
+        parts = sorted(map(repr, self.spaces + self.buffers))
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *parts)
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -361,14 +364,20 @@ def slots(layout: ReadersLayout, space: str, tokens: int, requests: int = 0) -> 
 
 
 class LayoutError(ValueError):
-    """What is wrong with a config and choices; `problems` has one line for each."""
+    """What is wrong with a config and choices.
 
-    def __init__(self, *problems: str) -> None:
+    `problems` has one line for each; `places` says of some lines what of the spec they are about.
+    """
+
+    def __init__(self, *problems: str, places: Mapping[str, str] | None = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.places = {} if places is None else dict(places)
 
     def __str__(self) -> str:
-        return "\n".join(f"readers: {problem}" for problem in self.problems)
+        places = {problem: f" ({place})" for problem, place in self.places.items()}
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"readers: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -408,6 +417,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.places: dict[str, str] = {}  # of some problems, what of the spec they are about
         self.complete = True  # whether every value that something is made of could be read
 
     def __enter__(self) -> Self:
@@ -416,9 +426,11 @@ class _Inputs:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Add what was found wrong before to an error, and drop an error that follows from it."""
         if isinstance(error, LayoutError):
-            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+            raise LayoutError(
+                *dict.fromkeys([*self.problems, *error.problems]), places=self.places | error.places
+            ) from None
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
-            raise LayoutError(*dict.fromkeys(self.problems)) from None
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places) from None
 
     def config(self, name: str, kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of a field; the default, if there is one, where it is absent."""
@@ -459,12 +471,20 @@ class _Inputs:
         self.complete = False
         return None
 
+    def keep(self, problem: str, place: str) -> None:
+        """Keep a problem, and what of the spec it is about, if that is said."""
+        self.problems.append(problem)
+        if place:
+            self.places[problem] = place
+
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
         if not holds:
             self.problems.append(message)
 
-    def readers(self, buffer: str, held: list[int], owners: set[int], readers: set[int]) -> tuple[tuple[int, int], ...]:
+    def readers(
+        self, buffer: str, held: list[int], owners: set[int], readers: set[int], place: str
+    ) -> tuple[tuple[int, int], ...]:
         """Readers that own none, each with the nearest owner before it; a problem where that is not held here."""
         found, owner, here = [], None, set(held)
         lost: dict[int | None, int] = {}  # of each owner that is not here, the first reader
@@ -477,10 +497,10 @@ class _Inputs:
                 lost.setdefault(owner, layer)
         for owner, layer in lost.items():
             if owner is None:
-                self.problems.append(f"layer {layer} reads the `{buffer}` of an owner before it, and there is none")
+                self.keep(f"layer {layer} reads the `{buffer}` of an owner before it, and there is none", place)
             else:
                 whose = f"of layer {owner}, which is not held here; a pool holds both or neither"
-                self.problems.append(f"layer {layer} reads the `{buffer}` {whose}")
+                self.keep(f"layer {layer} reads the `{buffer}` {whose}", place)
         return tuple(found)
 
     def stop_if_incomplete(self) -> None:
@@ -494,7 +514,7 @@ class _Inputs:
     def finish(self) -> None:
         """Raise what was found wrong so far."""
         if self.problems:
-            raise LayoutError(*dict.fromkeys(self.problems))
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places)
 
 
 def _integer(minimum: int = 0, maximum: int = 2**40) -> Callable:

@@ -112,14 +112,39 @@ ROW_PAGE = Page(
 
 def state_page(slots: int, state_dtype: str, state_dim: int) -> Page:
     """A page of `state`: formats.state."""
-    _at_least_one("state", state_dim=state_dim)
-    _multiple("state: page of conv", slots * ITEM_BYTES[state_dtype] * state_dim + 12 * slots, 2)
-    _multiple("state: page of score", slots * ITEM_BYTES[state_dtype] * state_dim + 12 * slots, 4)
-    _multiple("state: offset of ssm", 12 * slots, ITEM_BYTES[state_dtype])
-    _multiple("state: offset of ssm", 0, ITEM_BYTES[state_dtype])
-    _multiple("state: stride of ssm", ITEM_BYTES[state_dtype] * state_dim, ITEM_BYTES[state_dtype])
-    _multiple("state: stride of ssm", ITEM_BYTES[state_dtype], ITEM_BYTES[state_dtype])
-    _multiple("state: page of ssm", slots * ITEM_BYTES[state_dtype] * state_dim + 12 * slots, ITEM_BYTES[state_dtype])
+    _at_least_one("state", "formats.state of spec.yaml", state_dim=state_dim)
+    _multiple(
+        "state: page of conv",
+        slots * ITEM_BYTES[state_dtype] * state_dim + 12 * slots,
+        2,
+        "formats.state.fields.conv of spec.yaml",
+    )
+    _multiple(
+        "state: page of score",
+        slots * ITEM_BYTES[state_dtype] * state_dim + 12 * slots,
+        4,
+        "formats.state.fields.score of spec.yaml",
+    )
+    _multiple("state: offset of ssm", 12 * slots, ITEM_BYTES[state_dtype], "formats.state.fields.ssm of spec.yaml")
+    _multiple("state: offset of ssm", 0, ITEM_BYTES[state_dtype], "formats.state.fields.ssm of spec.yaml")
+    _multiple(
+        "state: stride of ssm",
+        ITEM_BYTES[state_dtype] * state_dim,
+        ITEM_BYTES[state_dtype],
+        "formats.state.fields.ssm of spec.yaml",
+    )
+    _multiple(
+        "state: stride of ssm",
+        ITEM_BYTES[state_dtype],
+        ITEM_BYTES[state_dtype],
+        "formats.state.fields.ssm of spec.yaml",
+    )
+    _multiple(
+        "state: page of ssm",
+        slots * ITEM_BYTES[state_dtype] * state_dim + 12 * slots,
+        ITEM_BYTES[state_dtype],
+        "formats.state.fields.ssm of spec.yaml",
+    )
     return Page(
         format="state",
         slots=slots,
@@ -315,7 +340,8 @@ class RequestsLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
+        parts = sorted(map(repr, self.spaces + self.buffers))
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *parts)
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -376,14 +402,20 @@ def slots(layout: RequestsLayout, space: str, tokens: int, requests: int = 0) ->
 
 
 class LayoutError(ValueError):
-    """What is wrong with a config and choices; `problems` has one line for each."""
+    """What is wrong with a config and choices.
 
-    def __init__(self, *problems: str) -> None:
+    `problems` has one line for each; `places` says of some lines what of the spec they are about.
+    """
+
+    def __init__(self, *problems: str, places: Mapping[str, str] | None = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.places = {} if places is None else dict(places)
 
     def __str__(self) -> str:
-        return "\n".join(f"requests: {problem}" for problem in self.problems)
+        places = {problem: f" ({place})" for problem, place in self.places.items()}
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"requests: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -423,6 +455,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.places: dict[str, str] = {}  # of some problems, what of the spec they are about
         self.complete = True  # whether every value that something is made of could be read
 
     def __enter__(self) -> Self:
@@ -431,9 +464,11 @@ class _Inputs:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Add what was found wrong before to an error, and drop an error that follows from it."""
         if isinstance(error, LayoutError):
-            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+            raise LayoutError(
+                *dict.fromkeys([*self.problems, *error.problems]), places=self.places | error.places
+            ) from None
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
-            raise LayoutError(*dict.fromkeys(self.problems)) from None
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places) from None
 
     def config(self, *sources: "str | _Derived", kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of the first source whose fields are all present; the default, if there is one, otherwise."""
@@ -484,6 +519,12 @@ class _Inputs:
         self.complete = False
         return None
 
+    def keep(self, problem: str, place: str) -> None:
+        """Keep a problem, and what of the spec it is about, if that is said."""
+        self.problems.append(problem)
+        if place:
+            self.places[problem] = place
+
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
         if not holds:
@@ -500,7 +541,7 @@ class _Inputs:
     def finish(self) -> None:
         """Raise what was found wrong so far."""
         if self.problems:
-            raise LayoutError(*dict.fromkeys(self.problems))
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places)
 
 
 @dataclass(frozen=True)
@@ -590,15 +631,17 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _at_least_one(what: str, **numbers: int) -> None:
+def _at_least_one(what: str, place: str, /, **numbers: int) -> None:
     low = [f"{name} is {number}" for name, number in numbers.items() if number < 1]
     if low:
-        raise LayoutError(f"{what}: {', '.join(low)}, and must be at least 1")
+        problem = f"{what}: {', '.join(low)}, and must be at least 1"
+        raise LayoutError(problem, places={problem: place})
 
 
-def _multiple(what: str, number: int, divisor: int) -> None:
+def _multiple(what: str, number: int, divisor: int, place: str) -> None:
     if number % divisor:
-        raise LayoutError(f"{what} must be a multiple of {divisor}, not {number}")
+        problem = f"{what} must be a multiple of {divisor}, not {number}"
+        raise LayoutError(problem, places={problem: place})
 
 
 def _check_counts(layout: RequestsLayout, tokens: int, requests: int) -> None:

@@ -110,16 +110,18 @@ class Page:
             return self
         return replace(self, split=True, page_bytes=sum(plane.page_bytes for plane in self.planes))
 
-    def aligned(self, multiple: int) -> "Page":
+    def aligned(self, multiple: int, place: str) -> "Page":
         """The same page at the next multiple of so many bytes after the one before."""
         if self.split and multiple > 1:
-            raise LayoutError(f"{self.format}: pages that are split into planes cannot be aligned to {multiple}")
+            problem = f"{self.format}: pages that are split into planes cannot be aligned to {multiple}"
+            raise LayoutError(problem, places={problem: place})
         if multiple == 1:
             return self
         page_bytes = -(-self.page_bytes // multiple) * multiple
         for field in self.fields:
             if page_bytes % ITEM_BYTES[field.dtype]:
-                raise LayoutError(f"{self.format}: pages {page_bytes} bytes apart do not keep {field.name} aligned")
+                problem = f"{self.format}: pages {page_bytes} bytes apart do not keep {field.name} aligned"
+                raise LayoutError(problem, places={problem: place})
         return replace(self, page_bytes=page_bytes)
 
 
@@ -269,7 +271,7 @@ class SplitAndAlignLayout:
 
             # spaces.token
             token_space = Space("token", page_size=16, slots_per_token=1)
-            _multiple("page of token", token_space.page_size, 4)
+            _multiple("page of token", token_space.page_size, 4, "buffers.kv_blocks of spec.yaml")
             return cls(
                 split=split,
                 role=role,
@@ -282,7 +284,7 @@ class SplitAndAlignLayout:
                         "kv",
                         token_space,
                         tuple(held),
-                        ROW_PAGE_16.divided(split).aligned(1 if split else 512),
+                        ROW_PAGE_16.divided(split).aligned(1 if split else 512, "buffers.kv of spec.yaml"),
                         page_slots=16,
                     ),
                     Buffer("kv_blocks", token_space, tuple(held), ROW_PAGE_4, page_slots=4),
@@ -328,7 +330,8 @@ class SplitAndAlignLayout:
     @property
     def fingerprint(self) -> str:
         """16 hex digits of this resolved layout, layers and choices included."""
-        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *sorted(map(repr, self.spaces + self.buffers)))
+        parts = sorted(map(repr, self.spaces + self.buffers))
+        return _digest(LAYOUT_FINGERPRINT, sorted(self.choices.items()), *parts)
 
     def page_fingerprint(self, buffer: str) -> str:
         """16 hex digits of the bytes of one page of the buffer, whatever layers, space or choices it has."""
@@ -376,14 +379,20 @@ def slots(layout: SplitAndAlignLayout, space: str, tokens: int, requests: int = 
 
 
 class LayoutError(ValueError):
-    """What is wrong with a config and choices; `problems` has one line for each."""
+    """What is wrong with a config and choices.
 
-    def __init__(self, *problems: str) -> None:
+    `problems` has one line for each; `places` says of some lines what of the spec they are about.
+    """
+
+    def __init__(self, *problems: str, places: Mapping[str, str] | None = None) -> None:
         super().__init__(*problems)
         self.problems = problems
+        self.places = {} if places is None else dict(places)
 
     def __str__(self) -> str:
-        return "\n".join(f"split_and_align: {problem}" for problem in self.problems)
+        places = {problem: f" ({place})" for problem, place in self.places.items()}
+        lines = [problem + places.get(problem, "") for problem in self.problems]
+        return "\n".join(f"split_and_align: {line}" for line in lines)
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -423,6 +432,7 @@ class _Inputs:
         self.used: dict[str, object] = {}
         self.defaults: dict[str, object] = {}
         self.problems: list[str] = []
+        self.places: dict[str, str] = {}  # of some problems, what of the spec they are about
         self.complete = True  # whether every value that something is made of could be read
 
     def __enter__(self) -> Self:
@@ -431,9 +441,11 @@ class _Inputs:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         """Add what was found wrong before to an error, and drop an error that follows from it."""
         if isinstance(error, LayoutError):
-            raise LayoutError(*dict.fromkeys([*self.problems, *error.problems])) from None
+            raise LayoutError(
+                *dict.fromkeys([*self.problems, *error.problems]), places=self.places | error.places
+            ) from None
         if self.problems and isinstance(error, (ArithmeticError, LookupError, TypeError)):
-            raise LayoutError(*dict.fromkeys(self.problems)) from None
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places) from None
 
     def config(self, name: str, kind: Callable, default: object = _REQUIRED) -> Any:
         """The value of a field; the default, if there is one, where it is absent."""
@@ -474,6 +486,12 @@ class _Inputs:
         self.complete = False
         return None
 
+    def keep(self, problem: str, place: str) -> None:
+        """Keep a problem, and what of the spec it is about, if that is said."""
+        self.problems.append(problem)
+        if place:
+            self.places[problem] = place
+
     def require(self, holds: bool, message: str) -> None:
         """Keep the message where the condition does not hold."""
         if not holds:
@@ -490,7 +508,7 @@ class _Inputs:
     def finish(self) -> None:
         """Raise what was found wrong so far."""
         if self.problems:
-            raise LayoutError(*dict.fromkeys(self.problems))
+            raise LayoutError(*dict.fromkeys(self.problems), places=self.places)
 
 
 def _integer(minimum: int = 0, maximum: int = 2**40) -> Callable:
@@ -560,9 +578,10 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _multiple(what: str, number: int, divisor: int) -> None:
+def _multiple(what: str, number: int, divisor: int, place: str) -> None:
     if number % divisor:
-        raise LayoutError(f"{what} must be a multiple of {divisor}, not {number}")
+        problem = f"{what} must be a multiple of {divisor}, not {number}"
+        raise LayoutError(problem, places={problem: place})
 
 
 def _check_counts(layout: SplitAndAlignLayout, tokens: int, requests: int) -> None:
