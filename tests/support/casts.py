@@ -7,6 +7,9 @@ become numbers; an integer cast to bf16, and any arithmetic on bf16 or fp8, work
 Under `cast_fix` casts among fp32, fp16, bf16, e4m3 and e5m2 do what NVIDIA's `cvt.rn.satfinite` does: round to
 nearest even, saturate in fp8, and store the canonical NaN (0x7F in fp8, 0x7FFF in bf16) whatever the sign of the
 input. torch keeps the sign in fp8, and its bf16 NaN depends on the processor. What cannot be put right is refused.
+
+Under `cast_fix(saturating=False)` those to fp8 do what gfx950's `v_cvt_scalef32_pk_fp8_f32` does: what rounds to more
+than the largest number is NaN, and a NaN keeps its sign.
 """
 
 from collections.abc import Iterator
@@ -34,27 +37,30 @@ _NEAREST_EVEN = (None, interpreter._ir.ROUNDING_MODE.RTNE)
 _EXACT_IN_FP32 = 1 << 24
 
 
-def converted_bits(data: np.ndarray, source: tl.dtype, target: tl.dtype) -> np.ndarray:
+def converted_bits(data: np.ndarray, source: tl.dtype, target: tl.dtype, saturating: bool = True) -> np.ndarray:
     """`data`, values of `source` as the interpreter keeps them, as the bits of `target`; both of them in `_TORCH`."""
     values = torch.from_numpy(np.array(data, order="C")).view(_TORCH[source]).float()
     largest = _LARGEST.get(target)
-    in_range = values if largest is None else values.clamp(-largest, largest)
+    in_range = values if largest is None or not saturating else values.clamp(-largest, largest)
     result = in_range.to(_TORCH[target])
     bits = result.view(_BITS[result.element_size()]).numpy()
-    if target in _CANONICAL_NAN:
+    if largest is not None and not saturating:
+        wrong = result.float().isnan() | result.float().isinf()
+        bits[wrong.numpy()] = np.where(values[wrong].signbit().numpy(), 0xFF, 0x7F)
+    elif target in _CANONICAL_NAN:
         bits[values.isnan().numpy()] = _CANONICAL_NAN[target]
     return bits
 
 
 @contextmanager
-def cast_fix() -> Iterator[None]:
+def cast_fix(saturating: bool = True) -> Iterator[None]:
     """Kernels interpreted inside cast floats as the hardware does."""
     builder = interpreter.InterpreterBuilder
     stock_convert, stock_cast = interpreter._convert_float, builder.cast_impl
 
     def convert_float(data: np.ndarray, source: tl.dtype, target: tl.dtype, rounding: Any) -> np.ndarray:
         if source in _TORCH and target in _TORCH and rounding in _NEAREST_EVEN:
-            return converted_bits(data, source, target)
+            return converted_bits(data, source, target, saturating)
         return stock_convert(data, source, target, rounding)
 
     def cast(self: Any, handle: Any, target: tl.dtype) -> Any:
