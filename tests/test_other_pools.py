@@ -580,7 +580,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @contextmanager
 def pools_of(case: Case, random: np.random.Generator, *, races: bool = True, native: int = 0) -> Iterator[Pools]:
     """Both pools of a case, with kernels interpreted under the sanitizer."""
-    with interpreted(races) as sanitizer:
+    with interpreted(races, saturating=native != 2) as sanitizer:
         yield Pools(case, sanitizer, random, native=native)
 
 
