@@ -458,16 +458,17 @@ def test_a_field_that_is_left_to_its_default() -> None:
 
 
 def test_a_space_that_no_buffer_lies_in() -> None:
-    """Tokens are counted in its pages: 16 at a time, or 32."""
-    text = SMALL.replace("token: {slots: tokens, page: 16}", "token: {slots: tokens, page: 16}\n  half: HALF").replace(
-        "space: token, layers", "space: half, layers"
-    )
-    for page in (16, 32):
-        own = text.replace("HALF", "{of: token, slots: tokens / 2, page: 8}").replace("page: 16}", f"page: {page}}}")
-        Path(f"half_{page}.yaml").write_text(own)
-    done = diff("half_16.yaml,config=c.json", "half_32.yaml,config=c.json", "--format", "json")
-    assert (done.status, done.document["same"]) == (1, False)
+    """Tokens are counted in its pages, 16 at a time or 32: that makes another layout, by the spec or by the config."""
+    half = "chunk}\n  half: {of: token, slots: tokens / 2, page: 8}"
+    text = SMALL.replace("page: 16}", f"page: {half}").replace("space: token, layers", "space: half, layers")
+    text = text.replace("config:\n", "config:\n  chunk: {type: int, min: 1, default: 16}\n")
+    Path("half.yaml").write_text(text)
+    Path("other.yaml").write_text(text.replace("default: 16", "default: 32"))
+    Path("wide.json").write_text('{"num_hidden_layers": 4, "chunk": 32}')
     pages = [f"1 slot per token, pages of {page} slots, 1 reserved" for page in (16, 32)]
-    assert facts(done.document["spaces"]) == {"token": (pages[0], pages[1])}
-    assert facts(done.document["numbers"])["granule"] == (16, 32)
-    assert all(buffer["same"] for buffer in done.document["buffers"])
+    for other in ("half.yaml,config=wide.json", "other.yaml,config=c.json"):
+        done = diff("half.yaml,config=c.json", other, "--format", "json")
+        assert (done.status, done.document["same"]) == (1, False)
+        assert facts(done.document["spaces"]) == {"token": (pages[0], pages[1])}
+        assert facts(done.document["numbers"])["granule"] == (16, 32)
+        assert all(buffer["same"] for buffer in done.document["buffers"])
