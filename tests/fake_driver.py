@@ -94,32 +94,46 @@ def run_without_interpreter(file: str, tests: tuple[str, ...]) -> tuple[dict[str
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch: what the kernel was called, its whole grid, all arguments by name, and the kernel with its `asm`."""
+    """A launch: what the kernel was called, its whole grid, all arguments by name, and the kernel with its `asm`.
+
+    Integers are what is left of them in the type that they were compiled for, as Triton's own launchers have it.
+    """
 
     name: str
     grid: tuple[int, int, int]
     arguments: dict[str, Any]
     compiled: CompiledKernel
+    gpu: int  # that was current
 
 
 @dataclass
 class FakeDriver:
     """The context manager: Triton's driver, for one of TARGETS. Launches inside are not made but listed.
 
+    second: the target of a GPU beside the first. Both are there for pools within `on_gpu`.
     launches: in the order of the calls. They keep their arguments alive.
     kernels: what was compiled, or found on disk, for these launches: one for every specialisation of a kernel.
+    gpu: the current one.
     """
 
     target: str
+    second: str | None = None
     launches: list[Launch] = field(default_factory=list, init=False)
     kernels: list[CompiledKernel] = field(default_factory=list, init=False)
-    _device: int = field(default_factory=lambda: next(_DEVICES), init=False)
+    gpu: int = field(default=0, init=False)
+    _devices: tuple[int, int] = field(default_factory=lambda: (next(_DEVICES), next(_DEVICES)), init=False)
     _loading: CompiledKernel | None = field(default=None, init=False)
     _patch: pytest.MonkeyPatch = field(default_factory=pytest.MonkeyPatch, init=False)
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise ValueError(f"no target {self.target!r}: {', '.join(TARGETS)}")
+        for target in self.targets:
+            if target not in TARGETS:
+                raise ValueError(f"no target {target!r}: {', '.join(TARGETS)}")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """That of each GPU."""
+        return (self.target,) if self.second is None else (self.target, self.second)
 
     def __enter__(self) -> "FakeDriver":
         if knobs.runtime.interpret:
@@ -147,16 +161,16 @@ class FakeDriver:
         return self
 
     def get_current_target(self) -> Any:
-        return TARGETS[self.target].as_triton()
+        return TARGETS[self.targets[self.gpu]].as_triton()
 
     def get_current_device(self) -> int:
-        return self._device
+        return self._devices[self.gpu]
 
     def get_current_stream(self, device: int) -> int:
-        return 0
+        return device
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": TARGETS[self.target].shared_bytes}
+        return {"max_shared_mem": TARGETS[self.targets[self._devices.index(device)]].shared_bytes}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, Any, int, int, int]:
         assert self._loading is not None
@@ -165,14 +179,49 @@ class FakeDriver:
         return module, function, registers, spills, most_threads
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        kernel, names = self._loading, source.fn.arg_names
+        kernel, types, gpu = self._loading, source.signature, self.gpu
+        names = source.fn.arg_names
 
         def launch(x: int, y: int, z: int, *rest: Any) -> None:
-            _stream, _function, _metadata, _launch_metadata, _enter, _exit, *arguments = rest
-            named = dict(zip(names, arguments, strict=True))
-            self.launches.append(Launch(source.fn.__name__, (x, y, z), named, kernel))
+            stream, _function, _metadata, _launch_metadata, _enter, _exit, *arguments = rest
+            if (gpu, stream) != (self.gpu, self.get_current_device()):
+                raise RuntimeError(f"a kernel of GPU {gpu} in stream {stream}, where GPU {self.gpu} is current")
+            pairs = zip(names, arguments, strict=True)
+            named = {name: _as_int32(value) if types[name] == "i32" else value for name, value in pairs}
+            self.launches.append(Launch(source.fn.__name__, (x, y, z), named, kernel, gpu))
 
         return launch
+
+
+def _as_int32(number: int) -> int:
+    """What is left of a number in an argument of 32 bits: `extractI32` of Triton's drivers looks at no more."""
+    return (number + 2**31) % 2**32 - 2**31
+
+
+@contextmanager
+def on_gpu(driver: FakeDriver, gpu: int) -> Iterator[None]:
+    """Tensors inside say that they lie on a GPU, whatever memory they have; the CPU has none. GPU 0 is current."""
+    own = torch.device("cuda", gpu)
+
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        before, driver.gpu = driver.gpu, device.index
+        try:
+            yield
+        finally:
+            driver.gpu = before
+
+    class There(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
+                return own
+            kwargs = {name: value for name, value in (kwargs or {}).items() if (name, value) != ("device", own)}
+            return args[0] if own in args[1:] and function is torch.Tensor.to else function(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, There():
+        patch.setattr(torch.cuda, "current_device", lambda: driver.gpu)
+        patch.setattr(torch.cuda, "device", current)
+        yield
 
 
 @dataclass

@@ -766,3 +766,92 @@ def test_numbers_of_the_page() -> None:
     pages = 80 * GIB // (64 * 24360) - 1
     assert pages // (131072 // 64) == 26 and f" {pages // 26 * 64:,} " in PAGE
     assert Fraction(1592384, 64) // 32 * 64 == 49728
+
+
+# Spaces that rest on others, memory of requests alone, and memory of the host
+
+MAPPED = """\
+kvgen: 1
+layout: mapped
+doc: Rows of four tokens each, in pages of the tokens or in a numbering of their own.
+config: {num_layers: {type: int, from: num_hidden_layers}}
+choices: {apart: {type: bool, default: false}}
+layers: {body: num_layers}
+spaces:
+  token: {slots: tokens, page: 64}
+  rows:
+    - {when: apart, use: {slots: tokens / 4, page: 16}}
+    - {use: {of: token, slot: offset // 4}}
+formats: {row: {fields: {k: "u8[8]"}, page: [[k]]}}
+buffers:
+  kv: {format: row, space: token, layers: all}
+  c4: {format: row, space: rows, layers: all}
+"""
+
+
+@pytest.mark.parametrize(("apart", "context"), [(False, 128), (True, 32)])
+def test_a_space_that_is_mapped_to_another_bounds_no_context(tmp_path: Path, apart: bool, context: int) -> None:
+    """128 tokens are two pages of 64, of which rows have 16 each; apart, every token of a request has a row."""
+    spec, config = written(tmp_path / "mapped.yaml", MAPPED), written(tmp_path / "c.json", {"num_hidden_layers": 1})
+    words = (spec, "--config", config, "--set", f"apart={str(apart).lower()}", "--tokens", 128)
+    assert document(*words, "--requests", 1)["context_tokens"] == context
+    assert document(*words, "--context", 32)["requests"] == (2 if not apart else 1)
+
+
+STATES = """\
+kvgen: 1
+layout: states
+doc: Nothing but a state of 100 bytes for each request and layer.
+config: {num_layers: {type: int, from: num_hidden_layers}}
+layers: {body: num_layers}
+spaces: {state: {slots: requests, page: 1, reserve: 0}}
+formats: {row: {fields: {k: "u8[100]"}, page: [[k]]}}
+buffers: {s: {format: row, space: state, layers: all}}
+"""
+
+
+@pytest.mark.parametrize(("memory", "tokens"), [(0, 0), (1399, 0), (1400, UNBOUNDED)])
+def test_a_memory_too_small_for_the_requests_holds_no_token(memory: int, tokens: int) -> None:
+    """7 requests take 7 x 2 x 100 bytes; where they fit, tokens cost nothing."""
+    made = compile_spec("states.yaml", lambda file: STATES.encode())
+    states = Pool(made, made.namespace.Layout.from_config({"num_hidden_layers": 2}))
+    assert states.bytes_for(0, 7) == 1400
+    assert Stage((states,)).max_tokens(memory, 7, 1) == one(states).max_tokens(memory, 7) == tokens
+
+
+def test_a_draft_has_host_memory_of_its_own() -> None:
+    """HiSparse at ratio 3: of 78 layers, and of one body layer of the draft, 3 x 656 bytes a token lie in the host.
+
+    Both have a reserved page of 64 slots there.
+    """
+    words = (GLM_DSA, "--config", GLM_52, "--set", "host_to_device_ratio=3", "--tokens", 640)
+    alone = document(*words)
+    assert alone["host_bytes"] == 78 * (3 * 640 + 64) * 656
+    side = f"{GLM_DSA},config={GLM_52},host_to_device_ratio=3,end_layer=1"
+    found = document(*words, "--draft", side)
+    assert found["drafts"][0]["host_bytes"] == (3 * 640 + 64) * 656
+    assert found["host_bytes"] == 79 * (3 * 640 + 64) * 656
+
+
+BLOCKS = """\
+kvgen: 1
+layout: blocks
+doc: Pages of 4 slots, of which the allocator hands out 4 at a time and never the first 8.
+config: {num_layers: {type: int, from: num_hidden_layers}}
+layers: {body: num_layers}
+spaces: {token: {slots: tokens, page: 16, reserve: 2}}
+formats: {row: {fields: {k: "u8[3]"}, page: [[k], {align: 16}]}}
+buffers: {kv: {format: row, space: token, block: 4, layers: all}}
+"""
+
+
+def test_reserved_pages_of_several_blocks(tmp_path: Path) -> None:
+    """Three layers of 48 tokens: 12 blocks of 12 bytes and 4 behind them, and 2 x 4 blocks that are reserved."""
+    spec, config = written(tmp_path / "blocks.yaml", BLOCKS), written(tmp_path / "c.json", {"num_hidden_layers": 3})
+    found = document(spec, "--config", config, "--tokens", 48)
+    assert found["total_bytes"] == 3 * (12 + 8) * 16
+    assert {name: number for name, number in found["causes"].items() if number} == {
+        "data": 3 * 12 * 12,
+        "page_padding": 3 * 12 * 4,
+        "reserved": 3 * 8 * 16,
+    }

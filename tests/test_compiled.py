@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -310,19 +311,45 @@ def test_nothing_that_may_be_captured_waits_for_the_device() -> None:
         assert operations.to_host == []
 
 
+VALUE = re.compile(r"%[\w#]+")
+RESULT = re.compile(r"^\s*(%\w+)(?::\d+)? = ")
+
+
+def narrow_products(ttir: str) -> list[str]:
+    """The products that are computed in 32 bits of what is not known when a kernel is compiled."""
+    head, *lines = ttir.split("tt.func public ", 1)[1].splitlines()
+    open_ended = set(re.findall(r"(%\w+): i(?:32|64)", head))  # by the names of values
+    assert {"%num_slots", "%logical_num_slots", "%logical_num_pages", "%num_pages"} & open_ended
+    found = []
+    for line in lines:
+        used = {name.partition("#")[0] for name in VALUE.findall(line)}
+        if used & open_ended or "tt.get_program_id" in line or "tt.load" in line:
+            open_ended |= used if "scf.for" in line else set(RESULT.findall(line))
+            if "arith.muli" in line and not re.search(r": (tensor<[\dx]*)?i64", line):
+                found.append(line)
+    return found
+
+
 @without_interpreter
 def test_slots_are_64_bits_wide_before_they_are_multiplied() -> None:
-    """With int32 slots no address of a store is computed in 32 bits."""
+    """With int32 slots no address is computed in 32 bits, neither of rows of 656 bytes nor of any other kernel."""
     with FakeDriver("sm_90") as driver:
-        pool = pool_of(4, "fp8_scaled")
-        pool.set_mla_kv_buffer(
-            1, torch.arange(8, dtype=torch.int32), torch.zeros((8, 512)).bfloat16(), torch.zeros((8, 64)).bfloat16()
-        )
-        (launch,) = driver.launches
-        assert "muli" in launch.compiled.asm["ttir"]
-        products = [line for line in launch.compiled.asm["ttir"].splitlines() if "arith.muli" in line]
-        wide = [line for line in products if "i64" in line]
-        assert len(wide) >= 2 and not [line for line in products if "656" in line and "i64" not in line]
+        for kv_format in ("bf16", "fp8_scaled", "fp8_raw"):
+            run_everything(pool_of(4, kv_format), 8, torch.int32)
+        texts = {launch.name: launch.compiled.asm["ttir"] for launch in driver.launches}
+    assert texts.keys() == KERNELS
+    for name, text in texts.items():
+        assert "arith.muli" in text or name == "_clear_kernel"
+        assert narrow_products(text) == [], name
+    lines = texts["_store_mla_fp8_scaled_kernel"].splitlines()
+    (row_bytes,) = (RESULT.match(line).group(1) for line in lines if "arith.constant dense<656>" in line)
+    (product,) = (line for line in lines if "arith.muli" in line and row_bytes in VALUE.findall(line))
+    assert ": tensor<4xi64>" in product
+    for wide in (": tensor<4xi64>", ": i64"):  # the same in 32 bits is found
+        for line in lines:
+            if "arith.muli" in line and wide in line:
+                narrow = line.replace(wide, wide.replace("i64", "i32"))
+                assert narrow_products("\n".join(lines).replace(line, narrow)) == [narrow]
 
 
 @without_interpreter

@@ -625,3 +625,56 @@ def test_text_fits_100_columns() -> None:
         assert (done.status, done.err) == (1, "")
         assert max(map(len, done.out.splitlines())) <= 100
         assert not any(line.endswith(" ") for line in done.out.splitlines())
+
+
+# What no byte of a page tells
+
+
+def test_a_buffer_that_moves_to_the_host() -> None:
+    """The same rows in the same layers, elsewhere."""
+    host = changed("layers: even or draft}", "layers: even or draft, memory: host}")
+    [kv] = diff("small.yaml,config=c.json", f"{host},config=c.json", "--format", "json").document["buffers"]
+    assert facts(kv["facts"]) == {"memory": ("device", "host")}
+    assert not kv["same"] and kv["pages_interchangeable"]
+    assert "\n  memory: device -> host\n" in diff("small.yaml,config=c.json", f"{host},config=c.json").out
+
+
+def test_pages_whose_planes_are_tensors() -> None:
+    """Of `other` 16 slots: 64 bytes of k, then s from byte 64 on, and c from 128."""
+    split = changed("layers: even or draft}", "layers: even or draft, split: order == 'hnd'}")
+    sides = ("small.yaml,config=c.json,order=hnd", f"{split},config=c.json,order=hnd")
+    [kv] = diff(*sides, "--format", "json").document["buffers"]
+    assert kv["pages_interchangeable"] is False
+    [page] = kv["pages"]
+    assert facts(page["fields"])["split"] == (False, True)
+    assert "\n    split: false -> true\n" in diff(*sides).out
+
+
+def test_a_field_that_is_left_to_its_default() -> None:
+    text = SMALL.replace("config:\n", "config:\n  width: {type: int, default: 64}\n").replace("let: {width: 64}\n", "")
+    Path("defaults.yaml").write_text(text)
+    Path("wide.json").write_text('{"num_hidden_layers": 4, "width": 96}')
+    Path("said.json").write_text('{"num_hidden_layers": 4, "width": 64}')
+    sides = ("defaults.yaml,config=c.json", "defaults.yaml,config=wide.json")
+    assert facts(diff(*sides, "--format", "json").document["config"]) == {"width": (64, 96)}
+    assert "\nconfig\n  width: 64 -> 96\n" in diff(*sides).out
+    assert facts(diff(*sides[::-1], "--format", "json").document["config"]) == {"width": (96, 64)}
+    done = diff("defaults.yaml,config=c.json", "defaults.yaml,config=said.json", "--format", "json")
+    assert (done.status, done.document["config"]) == (0, [])
+
+
+def test_a_space_that_no_buffer_lies_in() -> None:
+    """Tokens are counted in its pages, 16 at a time or 32: that makes another layout, by the spec or by the config."""
+    half = "chunk}\n  half: {of: token, slots: tokens / 2, page: 8}"
+    text = SMALL.replace("page: 16}", f"page: {half}").replace("space: token, layers", "space: half, layers")
+    text = text.replace("config:\n", "config:\n  chunk: {type: int, min: 1, default: 16}\n")
+    Path("half.yaml").write_text(text)
+    Path("other.yaml").write_text(text.replace("default: 16", "default: 32"))
+    Path("wide.json").write_text('{"num_hidden_layers": 4, "chunk": 32}')
+    pages = [f"1 slot per token, pages of {page} slots, 1 reserved" for page in (16, 32)]
+    for other in ("half.yaml,config=wide.json", "other.yaml,config=c.json"):
+        done = diff("half.yaml,config=c.json", other, "--format", "json")
+        assert (done.status, done.document["same"]) == (1, False)
+        assert facts(done.document["spaces"]) == {"token": (pages[0], pages[1])}
+        assert facts(done.document["numbers"])["granule"] == (16, 32)
+        assert all(buffer["same"] for buffer in done.document["buffers"])

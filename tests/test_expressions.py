@@ -1124,3 +1124,48 @@ def test_ratios_stay_ratios() -> None:
     made = compiled(spec(lets, {"words": "tried == 0.25 and other * 3 == ratio * 2"}))
     assert made.namespace is not None, made.problems
     assert made.namespace.Layout.from_config(CONFIG, ratio="1/2").layers("kv") == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "ranks", "own"), [(8, 1, 8), (8, 4, 2), (8, 8, 1), (4, 8, 1), (1, 64, 1), (6, 18, 1)]
+)
+def test_shard_of_numbers(heads: int, ranks: int, own: int) -> None:
+    """Folded at build: a rank has its part of the heads, or one that others have too."""
+    made = compiled(
+        spec({"tried": f"shard({heads}, {ranks})"}, {"words": f"tried == {own}"}).replace("u8[h]", "u8[tried]")
+    )
+    assert made.layout is not None and made.namespace is not None, made.problems
+    (page,) = made.layout.pages
+    assert page.page_bytes.known == 16 * own
+    made.namespace.Layout.from_config(CONFIG)  # the `require` holds
+
+
+BOUNDS = [  # a divisor, and whether it may be 0 or less, for h from 1 to 1,000, k from 0 and numbers in between
+    ("cdiv(0 - h, 2) + 501", False),  # -500 at least
+    ("cdiv(0 - h, 2) + 500", True),
+    ("cdiv(0 - 9, min(h, 3)) + 10", False),  # -9 to -3
+    ("cdiv(0 - 9, min(h, 3)) + 9", True),
+    ("0 - 2 - cdiv(0 - 9, min(h, 3))", False),
+    ("0 - 3 - cdiv(0 - 9, min(h, 3))", True),
+    ("1 - cdiv(k - 1000, min(h, 3))", False),  # from -1,000 to 0
+    ("0 - cdiv(k - 1000, min(h, 3))", True),
+    ("cdiv(k - 1000, min(h, 3)) + 1001", False),
+    ("cdiv(k - 1000, min(h, 3)) + 1000", True),
+    ("cdiv(9, min(h, 3)) - 2", False),  # 3 to 9
+    ("cdiv(9, min(h, 3)) - 3", True),
+    ("10 - cdiv(9, min(h, 3))", False),
+    ("9 - cdiv(9, min(h, 3))", True),
+    ("gcd(h, k)", False),
+    ("gcd(k, 2 * k)", True),  # of 0 and 0 it is 0
+    ("gcd(k, free)", True),
+    ("gcd(k, 4)", False),
+    ("gcd(k, 0)", True),
+    ("1001 - gcd(h, k)", False),
+    ("1000 - gcd(h, k)", True),
+]
+
+
+@pytest.mark.parametrize(("divisor", "may_be_0"), BOUNDS)
+def test_bounds_of_divisors(divisor: str, may_be_0: bool) -> None:
+    problems = compiled(spec({"tried": f"7 // ({divisor})"}, {"words": "tried == tried"})).problems
+    assert [problem.code for problem in problems] == ["KV215"] * may_be_0, problems

@@ -14,6 +14,7 @@ from fake_driver import (
     FakeDriver,
     Launch,
     count_operations,
+    on_gpu,
     report_result,
     run_without_interpreter,
     without_interpreter,
@@ -257,3 +258,40 @@ def test_what_stays_on_the_device_is_no_copy_to_the_host() -> None:
         x[x.clone().clamp(0, 5)] = torch.where(x > 2, x, 0)
         torch.empty_like(x).copy_(x)
     assert operations.to_host == [] and "aten.copy_.default" in operations.names
+
+
+@without_interpreter
+def test_a_launch_for_32_bits_takes_the_lower_half_of_a_number() -> None:
+    """As Triton's own launchers do, without a word."""
+    target, source = rows(8)
+    constants = {"PITCH": 640, "FIELDS": ((0, 512),), "ROWS": 16}
+    with FakeDriver("sm_90") as driver:
+        narrow = copy_rows_kernel[(1,)](target, source, 8, **constants)
+        wide = copy_rows_kernel[(1,)](target, source, 2**32 + 5, **constants)
+        before = (driver.get_current_device(), None, None, None, None, None)
+        for kernel in (narrow, wide):
+            for number in (2**31 - 1, 2**31, 2**32 + 5):
+                kernel.run(1, 1, 1, *before, target, source, number, *constants.values())
+        given = [launch.arguments["n"] for launch in driver.launches]
+    assert given == [8, 2**32 + 5, 2**31 - 1, -(2**31), 5, 2**31 - 1, 2**31, 2**32 + 5]
+
+
+@without_interpreter
+def test_a_second_gpu() -> None:
+    """Tensors say that they lie there, kernels are compiled for each, and one of another GPU cannot be launched."""
+    with FakeDriver("sm_90", "gfx950") as driver:
+        with on_gpu(driver, 1):
+            own = torch.zeros(4, device=torch.device("cuda", 1))
+            assert own.device == own[1:].to(own.device).device == torch.device("cuda", 1)
+            assert torch.cuda.current_device() == 0
+            with torch.cuda.device(own.device):
+                assert torch.cuda.current_device() == driver.gpu == 1
+                copy_rows(8)
+            assert torch.cuda.current_device() == driver.gpu == 0
+        copy_rows(8)
+        here, there = driver.launches[1], driver.launches[0]
+        assert (here.gpu, there.gpu) == (0, 1)
+        assert [own.compiled.metadata.target.arch for own in (here, there)] == [90, "gfx950"]
+        with pytest.raises(RuntimeError, match="a kernel of GPU 1"):
+            there.compiled.run(1, 1, 1, driver.get_current_device(), *[None] * 5, *there.arguments.values())
+    assert torch.zeros(1).device == torch.device("cpu")

@@ -128,9 +128,9 @@ def test_shared_kv(kv_format: str, order: str, split: bool, random: np.random.Ge
         saved_and_restored(pools)
 
 
-@pytest.mark.parametrize("native", [False, True], ids=["integers", "native casts"])
+@pytest.mark.parametrize("native", [0, 1, 2], ids=["integers", "native casts", "AMD's casts"])
 @pytest.mark.parametrize("kv_format", LATENT)
-def test_mla(kv_format: str, native: bool, random: np.random.Generator) -> None:
+def test_mla(kv_format: str, native: int, random: np.random.Generator) -> None:
     fields, own = LATENT[kv_format]
     config = {"num_hidden_layers": 2, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
     case = Case("mla", config, {"kv_format": kv_format}, tokens=64, names=NAMES)
@@ -512,8 +512,8 @@ def codes_spec(order: str, split: bool) -> str:
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("order", PAGES)
-@pytest.mark.parametrize("native", [False, True], ids=["integers", "native casts"])
-def test_codes_and_scales(order: str, split: bool, native: bool, random: np.random.Generator) -> None:
+@pytest.mark.parametrize("native", [0, 1, 2], ids=["integers", "native casts", "AMD's casts"])
+def test_codes_and_scales(order: str, split: bool, native: int, random: np.random.Generator) -> None:
     with pools_of(Case(codes_spec(order, split), tokens=32, count=10), random, native=native) as pools:
         row = Layer(pools, "kv", 1, [*QUANTS, *SCALES], CODES)
         if native:

@@ -71,7 +71,7 @@ class Backend:
 
     name: str
     sanitizer: Sanitizer | None = None
-    native: bool = False  # whether kernels cast to e4m3 by an instruction, as on a GPU that has one, or in integers
+    native: int = 0  # the instruction by which kernels cast to e4m3: 1 NVIDIA's, 2 AMD's; 0 in integers
 
     def pool(self, layout: Layout, tokens: int, side: Side = "right") -> Pool:
         pool = Pool(layout, tokens, allocate=GuardedAllocator(side), backend=self.name)
@@ -109,8 +109,9 @@ def running(name: str) -> Iterator[Backend]:
     if name == "torch":
         yield Backend("torch")
     else:
-        with interpreted() as sanitizer:
-            yield Backend("triton", sanitizer, native=name == "native casts")
+        native = {"native casts": 1, "AMD's casts": 2}.get(name, 0)
+        with interpreted(saturating=native != 2) as sanitizer:
+            yield Backend("triton", sanitizer, native=native)
 
 
 @pytest.fixture(params=["torch", "triton"])
@@ -119,7 +120,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
         yield backend
 
 
-@pytest.fixture(params=["torch", "triton", "native casts"])
+@pytest.fixture(params=["torch", "triton", "native casts", "AMD's casts"])
 def caster(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """A backend in a test where it matters by which instructions codes are made."""
     with running(request.param) as backend:
@@ -610,7 +611,7 @@ def test_index_scales(caster: Backend) -> None:
 def test_programs_of_few_tokens(random: np.random.Generator) -> None:
     """As on a GPU: more programs than one for a handful of tokens, and native casts. Elsewhere it takes 65 tokens."""
     with interpreted() as sanitizer:
-        twin = Backend("triton", sanitizer, native=True).twin()
+        twin = Backend("triton", sanitizer, native=1).twin()
         twin.pool._tokens = 4
         loc, other = (locs([*some_slots(random, 9), -1, 192]) for _ in range(2))
         twin.set_mla_kv_buffer(1, loc, *latent(random, 11))

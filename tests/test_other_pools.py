@@ -122,7 +122,7 @@ class Case:
 class Pools:
     """The same pool on both backends, and the model that both have to agree with."""
 
-    def __init__(self, case: Case, sanitizer: Sanitizer, random: np.random.Generator, *, native: bool = False) -> None:
+    def __init__(self, case: Case, sanitizer: Sanitizer, random: np.random.Generator, *, native: int = 0) -> None:
         self.case, self.random = case, random
         self.pools = {backend: case.pool(backend) for backend in ("torch", "triton")}
         self.torch, self.triton = self.pools.values()
@@ -578,9 +578,9 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @contextmanager
-def pools_of(case: Case, random: np.random.Generator, *, races: bool = True, native: bool = False) -> Iterator[Pools]:
+def pools_of(case: Case, random: np.random.Generator, *, races: bool = True, native: int = 0) -> Iterator[Pools]:
     """Both pools of a case, with kernels interpreted under the sanitizer."""
-    with interpreted(races) as sanitizer:
+    with interpreted(races, saturating=native != 2) as sanitizer:
         yield Pools(case, sanitizer, random, native=native)
 
 
@@ -1176,8 +1176,8 @@ def roundings(name: str, formats: str) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("code", ["reciprocal", "divide"])
-@pytest.mark.parametrize("native", [False, True], ids=["integers", "native casts"])
-def test_roundings(code: str, native: bool, random: np.random.Generator) -> None:
+@pytest.mark.parametrize("native", [0, 1, 2], ids=["integers", "native casts", "AMD's casts"])
+def test_roundings(code: str, native: int, random: np.random.Generator) -> None:
     """Every way of making codes; with native casts kernels make them by the instruction of a device."""
     text, fields = roundings(f"roundings_{code}", re.sub(r"(scale: \w_scale)", rf"\1, code: {code}", ROUNDINGS))
     rules = {name: replace(rule, divide=code == "divide") for name, rule in RULES.items()}

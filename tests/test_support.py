@@ -126,6 +126,15 @@ def test_cast_fix_narrows_to_fp8(cast_fix: None, sample: str, target: torch.dtyp
         assert mismatches(codes, torch_cast(SAMPLES[sample], target, nan=0x7F)) == 0
 
 
+def test_cast_fix_of_a_cast_that_does_not_saturate() -> None:
+    """What rounds to more than 448, from 464 on, is NaN, with the sign."""
+    values = [448.0, 463.5, 464.5, float("inf"), -448.0, -465.0, float("nan"), -float("nan")]
+    with fixed_casts(saturating=False):
+        codes = cast(torch.tensor(values), torch.float8_e4m3fn)
+        assert mismatches(cast(ALL_BYTES.view(torch.float8_e4m3fn), torch.float8_e4m3fn), ALL_BYTES) == 0
+    assert codes.tolist() == [0x7E, 0x7E, 0x7F, 0x7F, 0xFE, 0xFF, 0x7F, 0xFF]
+
+
 def test_cast_fix_narrows_to_bf16(cast_fix: None) -> None:
     assert mismatches(cast(DENSE_FP32, torch.bfloat16), torch_cast(DENSE_FP32, torch.bfloat16, nan=0x7FFF)) == 0
 

@@ -263,9 +263,9 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def interpreted(races: bool = True) -> Iterator[Sanitizer]:
+def interpreted(races: bool = True, saturating: bool = True) -> Iterator[Sanitizer]:
     """Kernels interpreted inside cast as the hardware does, and every access of theirs is checked."""
-    with cast_fix(), Sanitizer(races) as sanitizer:
+    with cast_fix(saturating), Sanitizer(races) as sanitizer:
         yield sanitizer
 
 

@@ -870,15 +870,15 @@ class _Span(NamedTuple):
 class _Kernel:
     """A kernel, what it is given beside its arguments, and what was compiled of it.
 
-    Rows of values lie at multiples of 16, other numbers and pointers are not specialised: dtypes alone tell what is
-    compiled apart.
+    Rows of values lie at multiples of 16, other numbers and pointers are not specialised: dtypes, and whether an
+    integer has more than 32 bits, tell what is compiled apart.
     """
 
     kernel: Any
     memories: tuple[torch.Tensor, ...]  # its first arguments
     constants: dict[str, Any]  # its last, in order
     warps: int
-    compiled: dict[tuple[torch.dtype, ...], Any]  # by the dtypes of the tensors between them
+    compiled: dict[tuple[torch.dtype | bool, ...], Any]  # by the types of the arguments between them
 
 
 @dataclass(frozen=True, eq=False)
@@ -1428,17 +1428,18 @@ class EqualPagesPool:
             self._launch(self._kernels[kernel.__name__], grid, *arguments)
 
     def _launch(self, own: _Kernel, grid: tuple[int, int, int], *arguments: Any) -> None:
-        """Launch a kernel. What was compiled for these dtypes before is launched without asking Triton for it again."""
+        """Launch a kernel. What was compiled for these types before is launched without asking Triton for it again."""
         if self._is_cuda and torch.cuda.current_device() != self.device.index:
             with torch.cuda.device(self.device):
                 return self._launch(own, grid, *arguments)
-        dtypes = tuple([argument.dtype for argument in arguments if type(argument) is not int])
-        compiled = own.compiled.get(dtypes)
+        # of integers, whether they need 64 bits: a kernel for 32 would be given their lower half
+        types = tuple([argument > 0x7FFFFFFF if type(argument) is int else argument.dtype for argument in arguments])
+        compiled = own.compiled.get(types)
         if compiled is None or torch.compiler.is_compiling() or _has_hooks():
             options = {"num_warps": own.warps, "enable_fp_fusion": False}
             compiled = own.kernel[grid](*own.memories, *arguments, **own.constants, **options)
             if _CAN_RELAUNCH and not torch.compiler.is_compiling():
-                own.compiled[dtypes] = compiled
+                own.compiled[types] = compiled
             return
         driver = triton.runtime.driver.active
         stream = driver.get_current_stream(driver.get_current_device())
