@@ -23,7 +23,7 @@ from kvgen.expr import Literal, Name, names
 from kvgen.nodes import Entry, Mapping, Node, plain
 from kvgen.page import BYTE, FieldLayout
 from kvgen.placing import resolve_page
-from kvgen.problems import Label, Problem, Severity, Span
+from kvgen.problems import Label, Problem, Severity, Span, reason
 from kvgen.scope import Scope, scope_of
 from kvgen.size import Size
 from kvgen.spec import Expectation, Format, Parameter, Spec, exact_ratio, is_plain_path
@@ -228,8 +228,7 @@ class _LayoutProof(_Proof):
         try:
             found = json.loads(self.read(posixpath.join(posixpath.dirname(self.spec.file), name)))
         except OSError as error:
-            reason = (error.strerror or "unknown error").lower()
-            raise self.unreadable(f"cannot read `{name}`: {reason}", scalar.span) from None
+            raise self.unreadable(f"cannot read `{name}`: {reason(error)}", scalar.span) from None
         except (ValueError, RecursionError):
             raise self.unreadable(f"`{name}` is not JSON", scalar.span) from None
         if not isinstance(found, dict):

@@ -42,6 +42,7 @@ WITHOUT_FILE = {  # codes that no spec file of the corpus can bring about, each 
     "KV408": "layers whose slots grow with requests, and no requests",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read",
+    "KV412": "memory or a package that is not there",
     "KV499": "a fault of kvgen itself",
 }
 RULES = {  # what a spec is checked for, and cases that show it
