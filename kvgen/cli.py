@@ -287,7 +287,7 @@ def _format_of(argv: Sequence[str]) -> str:
 
 
 def _check(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
-    compiled = _compile_all(arguments.specs, stdin)
+    compiled = _compile_given(arguments.specs, stdin)
     _report(*_warnings(compiled), arguments.format, stdout, stderr)
     return 0
 
@@ -299,7 +299,7 @@ def _warnings(compiled: Sequence[Compiled]) -> tuple[list[Problem], dict[str, st
 
 
 def _build(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
-    compiled = _compile_all(arguments.specs, stdin)
+    compiled = _compile_given(arguments.specs, stdin)
     warnings, excerpts = _warnings(compiled)
     if arguments.format != "json":
         _report(warnings, excerpts, arguments.format, stdout, stderr)
@@ -631,9 +631,10 @@ def _specs(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], std
 
 def _shipped() -> list[Compiled]:
     """The shipped layouts."""
-    from kvgen.shipped import shipped_specs
+    from kvgen.shipped import read_shipped, shipped_specs
 
-    return [compiled for compiled in _compile_all(shipped_specs(), io.BytesIO()) if compiled.layout is not None]
+    found = _compile_all(shipped_specs(), lambda _: read_shipped)
+    return [compiled for compiled in found if compiled.layout is not None]
 
 
 @dataclass(frozen=True)
@@ -739,17 +740,21 @@ def _schema(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
 # -- specs, configs and choices
 
 
-def _compile_all(specs: Sequence[str], stdin: IO[bytes]) -> list[Compiled]:
-    """Every spec compiled. Failure with the problems of all of them."""
+def _compile_given(specs: Sequence[str], stdin: IO[bytes]) -> list[Compiled]:
+    """Every spec of a command line compiled."""
+    return _compile_all([STDIN if spec == "-" else spec for spec in specs], lambda spec: spec_reader(spec, stdin))
+
+
+def _compile_all(files: Sequence[str], reader: Callable[[str], Callable[[str], bytes]]) -> list[Compiled]:
+    """Every spec compiled, with the reader of it. Failure with the problems of all of them."""
     from kvgen.compile import compile_spec
 
     found, problems, texts = [], [], {}
     writes: dict[str, str] = {}
     status = 1
-    files = [STDIN if spec == "-" else spec for spec in specs]
     for spec in {os.path.realpath(file): file for file in files}.values():
         try:
-            compiled = compile_spec(spec, spec_reader(spec, stdin))
+            compiled = compile_spec(spec, reader(spec))
         except OSError as error:
             problems += unreadable(spec, error).problems
             status = 2
@@ -769,7 +774,7 @@ def _compile_all(specs: Sequence[str], stdin: IO[bytes]) -> list[Compiled]:
 
 
 def _compile_layout(spec: str, stdin: IO[bytes]) -> Compiled:
-    compiled = _compile_all([spec], stdin)[0]
+    compiled = _compile_given([spec], stdin)[0]
     if compiled.layout is None:
         message = f"`{compiled.spec.name}` is a fragment"
         problem = Problem("KV403", message, Label(compiled.spec.name.span), help="name a layout that includes it")

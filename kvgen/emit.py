@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
-from pathlib import Path
 from typing import TypeVar
 
 import jinja2
@@ -58,6 +57,7 @@ from kvgen.pysource import (
     tuple_of,
     value,
 )
+from kvgen.resources import package_folder
 from kvgen.size import Size
 from kvgen.space import Rate
 from kvgen.spec import Case, Parameter
@@ -112,9 +112,9 @@ def template(name: str) -> jinja2.Template:
 
 @cache
 def _templates() -> jinja2.Environment:
-    package = Path(__file__).resolve().parent
+    folder = package_folder("templates")
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader([package / "templates", package.parent / "templates"]),
+        loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
