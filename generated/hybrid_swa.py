@@ -123,7 +123,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property, lru_cache
 from itertools import groupby, product
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -236,6 +236,7 @@ class Page:
         return replace(self, split=True, page_bytes=sum(plane.page_bytes for plane in self.planes))
 
 
+@lru_cache(maxsize=10000)
 def bf16_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `bf16_nhd`: formats.bf16_nhd."""
     return Page(
@@ -284,6 +285,7 @@ def bf16_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     )
 
 
+@lru_cache(maxsize=10000)
 def bf16_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `bf16_hnd`: formats.bf16_hnd."""
     return Page(
@@ -332,6 +334,7 @@ def bf16_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     )
 
 
+@lru_cache(maxsize=10000)
 def fp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `fp8_nhd`: formats.fp8_nhd."""
     return Page(
@@ -382,6 +385,7 @@ def fp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page
     )
 
 
+@lru_cache(maxsize=10000)
 def fp8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `fp8_hnd`: formats.fp8_hnd."""
     return Page(
@@ -432,6 +436,7 @@ def fp8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page
     )
 
 
+@lru_cache(maxsize=10000)
 def int8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `int8_nhd`: formats.int8_nhd."""
     v_offset = slots * head_dim * heads + 4 * slots * heads
@@ -513,6 +518,7 @@ def int8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     )
 
 
+@lru_cache(maxsize=10000)
 def int8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `int8_hnd`: formats.int8_hnd."""
     v_offset = slots * head_dim * heads + 4 * slots * heads
@@ -594,6 +600,7 @@ def int8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     )
 
 
+@lru_cache(maxsize=10000)
 def mxfp8_atom_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `mxfp8_atom`: formats.mxfp8_atom."""
     k_scale_offset = slots * head_dim * heads + slots * heads * v_head_dim
@@ -694,6 +701,7 @@ def mxfp8_atom_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> P
     )
 
 
+@lru_cache(maxsize=10000)
 def mxfp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `mxfp8_nhd`: formats.mxfp8_nhd."""
     k_scale_offset = slots * head_dim * heads + slots * heads * v_head_dim
@@ -786,6 +794,7 @@ def mxfp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
     )
 
 
+@lru_cache(maxsize=10000)
 def nvfp4_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `nvfp4_nhd`: formats.nvfp4_nhd."""
     v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
@@ -880,6 +889,7 @@ def nvfp4_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
     )
 
 
+@lru_cache(maxsize=10000)
 def nvfp4_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `nvfp4_hnd`: formats.nvfp4_hnd."""
     v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
@@ -974,6 +984,7 @@ def nvfp4_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
     )
 
 
+@lru_cache(maxsize=10000)
 def nvfp4_swizzled_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `nvfp4_swizzled`: formats.nvfp4_swizzled."""
     v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
@@ -1100,7 +1111,7 @@ class Buffer:
     layers: tuple[int, ...]  # global ids of the owning layers held here
     pages: tuple[Page, ...]  # for each of the layers
 
-    @property
+    @cached_property
     def layer_page_bytes(self) -> int:
         """Bytes of one page of every layer together."""
         return sum(page.page_bytes for page in self.pages)
@@ -1458,6 +1469,7 @@ class HybridSwaLayout:
             windowed = read.agreed("windowed", rules, num_layers)
 
             # let.heads
+            @lru_cache(maxsize=1)
             def heads(layer: int) -> int:
                 return _shard(
                     swa_heads
@@ -1469,10 +1481,12 @@ class HybridSwaLayout:
                 )
 
             # let.head_dim
+            @lru_cache(maxsize=1)
             def head_dim(layer: int) -> int:
                 return swa_head_dim if layer in windowed else full_head_dim
 
             # let.v_head_dim
+            @lru_cache(maxsize=1)
             def v_head_dim(layer: int) -> int:
                 return swa_v_head_dim if layer in windowed else full_v_head_dim
 

@@ -40,7 +40,7 @@ from kvgen.spec import (
     Space,
     Spec,
 )
-from kvgen.types import DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, Type, closest, suggest
+from kvgen.types import DERIVED_SLOTS_MAX, DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, Type, closest, suggest
 from kvgen.walk import fields_or_default, side_by_side, unsupported
 
 CODES = {
@@ -767,6 +767,11 @@ def _too_low(what: str, kind: Int, least: int) -> tuple[str, str | None]:
 
 def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place) -> Iterator[Problem]:
     problems: list[Problem] = []
+    pages = sorted(size for size in page_sizes(spec, scope, derived.parent.text) or () if size is not None)
+    if pages and pages[-1] > DERIVED_SLOTS_MAX and (derived.divisor is not None or derived.where is not None):
+        most = f"the most for a space of other slots is {DERIVED_SLOTS_MAX:,}"
+        message = f"a page of `{derived.parent}` has {pages[-1]:,} slots; {most}"
+        yield Problem("KV248", message, Label(derived.parent.span), path=f"{place.path}.of")
     if derived.divisor is not None:
         kind = _typed(scope, derived.divisor, Int, Place(f"{place.path}.slot", facts=place.facts), problems)
         if isinstance(kind, Int) and kind.low < 1:
@@ -774,8 +779,7 @@ def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place) -> 
             yield Problem("KV248", message, Label(derived.divisor.span), help=help, path=f"{place.path}.slot")
         elif kind is not None:
             folded = scope.fold(derived.divisor)
-            parents = page_sizes(spec, scope, derived.parent.text) or set()
-            for page in sorted(size for size in parents if size is not None):
+            for page in pages:
                 if isinstance(folded, Literal) and page % int(folded.value):
                     message = f"a page of `{derived.parent}` has {page} slots, which {folded.value} does not divide"
                     yield Problem("KV248", message, Label(derived.divisor.span), path=f"{place.path}.slot")

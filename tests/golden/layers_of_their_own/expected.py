@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -78,6 +79,7 @@ class Page:
         return _digest(self.slots, self.page_bytes, fields)
 
 
+@lru_cache(maxsize=10000)
 def row_page(slots: int, heads: int) -> Page:
     """A page of `row`: formats.row."""
     _at_least_one("row", heads=heads)
@@ -113,8 +115,12 @@ class Space:
         slots = self.slots_per_token * tokens + self.fixed_slots
         return slots // self.page_size + self.reserved_pages
 
-    def paged(self, name: str, page_size: int, rows: tuple[int, ...]) -> "Space":
-        """The same pages one for one, with `page_size` slots in each: `rows` for the slots of a page here."""
+    def paged(self, name: str, page_size: int, row: Callable[[int], int]) -> "Space":
+        """The same pages one for one, with `page_size` slots in each: `row(slot)` is that of a slot of a page here."""
+        if self.page_size > 2**20:
+            most = f"the most for a space of other slots is {2**20}"
+            raise LayoutError(f"{name}: a page of `{self.name}` has {self.page_size} slots; {most}")
+        rows = tuple(map(row, range(self.page_size)))
         return replace(
             self,
             name=name,
@@ -136,7 +142,7 @@ class Buffer:
     pages: tuple[Page, ...]  # for each of the layers
     memory: str = "device"  # or "host"
 
-    @property
+    @cached_property
     def layer_page_bytes(self) -> int:
         """Bytes of one page of every layer together."""
         return sum(page.page_bytes for page in self.pages)
@@ -207,6 +213,7 @@ class LayersOfTheirOwnLayout:
             )
 
             # let.heads
+            @lru_cache(maxsize=1)
             def heads(layer: int) -> int:
                 return kv_heads[layer]
 
@@ -220,13 +227,9 @@ class LayersOfTheirOwnLayout:
             # spaces.token
             token_space = Space("token", page_size=64, slots_per_token=1)
             # spaces.half
-            half_space = token_space.paged("half", 32, tuple(offset // 2 for offset in range(token_space.page_size)))
+            half_space = token_space.paged("half", 32, lambda offset: offset // 2)
             # spaces.ring
-            ring_space = token_space.paged(
-                "ring",
-                4,
-                tuple(offset % 4 if offset % 2 == 0 else -1 for offset in range(token_space.page_size)),
-            )
+            ring_space = token_space.paged("ring", 4, lambda offset: offset % 4 if offset % 2 == 0 else -1)
             # spaces.window
             window_space = Space(
                 "window",
