@@ -313,6 +313,7 @@ class _Viewer:
             yield f"from functools import {', '.join(cached)}"
         has_products = any(item.verb in ("load", "gather") for item in self.layout.operations)
         yield f"from itertools import groupby{', product' if has_products else ''}"
+        yield "from numbers import Integral"
         yield "from typing import Any, NamedTuple, NoReturn, Self"
 
     def byte_map(self) -> Iterator[str]:
