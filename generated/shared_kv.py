@@ -126,8 +126,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property, lru_cache
 from itertools import groupby, product
+from numbers import Integral
 from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "0c598647c288d02c"
@@ -239,6 +240,7 @@ class Page:
         return replace(self, split=True, page_bytes=sum(plane.page_bytes for plane in self.planes))
 
 
+@lru_cache(maxsize=10000)
 def bf16_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `bf16_nhd`: formats.bf16_nhd."""
     return Page(
@@ -287,6 +289,7 @@ def bf16_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     )
 
 
+@lru_cache(maxsize=10000)
 def bf16_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `bf16_hnd`: formats.bf16_hnd."""
     return Page(
@@ -335,6 +338,7 @@ def bf16_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     )
 
 
+@lru_cache(maxsize=10000)
 def fp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `fp8_nhd`: formats.fp8_nhd."""
     return Page(
@@ -385,6 +389,7 @@ def fp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page
     )
 
 
+@lru_cache(maxsize=10000)
 def fp8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `fp8_hnd`: formats.fp8_hnd."""
     return Page(
@@ -435,6 +440,7 @@ def fp8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page
     )
 
 
+@lru_cache(maxsize=10000)
 def int8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `int8_nhd`: formats.int8_nhd."""
     v_offset = slots * head_dim * heads + 4 * slots * heads
@@ -526,6 +532,7 @@ def int8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     )
 
 
+@lru_cache(maxsize=10000)
 def int8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `int8_hnd`: formats.int8_hnd."""
     v_offset = slots * head_dim * heads + 4 * slots * heads
@@ -617,6 +624,7 @@ def int8_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pag
     )
 
 
+@lru_cache(maxsize=10000)
 def mxfp8_atom_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `mxfp8_atom`: formats.mxfp8_atom."""
     k_scale_offset = slots * head_dim * heads + slots * heads * v_head_dim
@@ -717,6 +725,7 @@ def mxfp8_atom_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> P
     )
 
 
+@lru_cache(maxsize=10000)
 def mxfp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `mxfp8_nhd`: formats.mxfp8_nhd."""
     k_scale_offset = slots * head_dim * heads + slots * heads * v_head_dim
@@ -809,6 +818,7 @@ def mxfp8_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
     )
 
 
+@lru_cache(maxsize=10000)
 def nvfp4_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `nvfp4_nhd`: formats.nvfp4_nhd."""
     v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
@@ -903,6 +913,7 @@ def nvfp4_nhd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
     )
 
 
+@lru_cache(maxsize=10000)
 def nvfp4_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `nvfp4_hnd`: formats.nvfp4_hnd."""
     v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
@@ -997,6 +1008,7 @@ def nvfp4_hnd_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Pa
     )
 
 
+@lru_cache(maxsize=10000)
 def nvfp4_swizzled_page(slots: int, heads: int, head_dim: int, v_head_dim: int) -> Page:
     """A page of `nvfp4_swizzled`: formats.nvfp4_swizzled."""
     v_offset = slots * (head_dim // 16) * heads + slots * (head_dim // 2) * heads
@@ -1136,7 +1148,7 @@ class Buffer:
     pages: tuple[Page, ...]  # for each of the layers
     readers: tuple[tuple[int, int], ...] = ()  # layers held here that own none, each with the owner that it reads
 
-    @property
+    @cached_property
     def layer_page_bytes(self) -> int:
         """Bytes of one page of every layer together."""
         return sum(page.page_bytes for page in self.pages)
@@ -1386,6 +1398,7 @@ class SharedKvLayout:
             windowed = read.agreed("windowed", rules, num_layers, "layers.sets.windowed of shared_kv.yaml")
 
             # let.heads
+            @lru_cache(maxsize=1)
             def heads(layer: int) -> int:
                 return read.shard(
                     "heads",
@@ -1399,10 +1412,12 @@ class SharedKvLayout:
                 )
 
             # let.head_dim
+            @lru_cache(maxsize=1)
             def head_dim(layer: int) -> int:
                 return swa_head_dim if layer in windowed else full_head_dim
 
             # let.v_head_dim
+            @lru_cache(maxsize=1)
             def v_head_dim(layer: int) -> int:
                 return swa_v_head_dim if layer in windowed else full_v_head_dim
 
@@ -1596,19 +1611,19 @@ def cell_size(layout: SharedKvLayout) -> int | Fraction:
 
 def bytes_for(layout: SharedKvLayout, tokens: int, requests: int = 0) -> int:
     """Device bytes that `Pool(layout, tokens, requests=requests)` allocates for the cache, reserved pages included."""
-    _check_counts(layout, tokens, requests)
+    tokens, requests = _checked_counts(layout, tokens, requests)
     return sum(buffer.num_bytes(tokens, requests) for buffer in layout.buffers)
 
 
 def host_bytes_for(layout: SharedKvLayout, tokens: int, requests: int = 0) -> int:
     """Bytes of the buffers that lie in host memory, which the pool does not allocate."""
-    _check_counts(layout, tokens, requests)
+    tokens, requests = _checked_counts(layout, tokens, requests)
     return 0
 
 
 def max_tokens(layout: SharedKvLayout, available_bytes: int, requests: int = 0) -> int:
     """The most tokens that fit: 0 where not even the reserved pages do, UNBOUNDED where nothing grows with tokens."""
-    _check_bytes(available_bytes)
+    available_bytes = _checked_bytes(available_bytes)
     granule = layout.granule
     if cell_size(layout) == 0 and bytes_for(layout, UNBOUNDED // granule * granule, requests) <= available_bytes:
         return UNBOUNDED
@@ -1617,7 +1632,7 @@ def max_tokens(layout: SharedKvLayout, available_bytes: int, requests: int = 0) 
 
 def max_requests(layout: SharedKvLayout, available_bytes: int, tokens: int) -> int:
     """The most requests that fit beside so many tokens; UNBOUNDED where more of them cost nothing more."""
-    _check_bytes(available_bytes)
+    available_bytes = _checked_bytes(available_bytes)
     if bytes_for(layout, tokens, UNBOUNDED) <= available_bytes:
         return UNBOUNDED
     return _most(lambda count: bytes_for(layout, tokens, count) <= available_bytes)
@@ -1636,7 +1651,7 @@ def _most(fits: Callable[[int], bool]) -> int:
 
 def slots(layout: SharedKvLayout, space: str, tokens: int, requests: int = 0) -> int:
     """Slots of the space, reserved pages included."""
-    _check_counts(layout, tokens, requests)
+    tokens, requests = _checked_counts(layout, tokens, requests)
     found = _named(space, layout.spaces, "space")
     return found.num_pages(tokens, requests) * found.page_size
 
@@ -1736,12 +1751,12 @@ class _Inputs:
 
     def find(self, name: str) -> object:
         """A field of the config, the text model's before the whole model's."""
-        return next((value for section in self.sections if (value := _field(section, name)) is not None), None)
+        return _native(next((own for section in self.sections if (own := _field(section, name)) is not None), None))
 
     def choice(self, name: str, kind: Callable, default: object) -> Any:
         """The value of a keyword argument; the default where there is none, or none that can be read."""
         self.known_choices.append(name)
-        value = self.choices.get(name)
+        value = _native(self.choices.get(name))
         if value is None:
             return default
         complete = self.complete
@@ -1942,6 +1957,13 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def _native(value: object) -> object:
+    """An integer of another type, such as numpy's, as an int, also as the element of a list; whatever else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [_native(item) if isinstance(item, Integral) else item for item in value]
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
 def _frozen(value: object) -> object:
     """A value that can be hashed: a list as a tuple."""
     return tuple(value) if isinstance(value, (list, tuple)) else value
@@ -1971,9 +1993,11 @@ def _multiple(what: str, number: int, divisor: int, place: str) -> None:
         raise LayoutError(problem, places={problem: place})
 
 
-def _check_counts(layout: SharedKvLayout, tokens: int, requests: int) -> None:
+def _checked_counts(layout: SharedKvLayout, tokens: int, requests: int) -> tuple[int, int]:
+    """Tokens and requests as ints. ValueError for what the layout cannot have."""
+    tokens, requests = _native(tokens), _native(requests)
     for name, count in (("tokens", tokens), ("requests", requests)):
-        if isinstance(count, bool) or not isinstance(count, int):
+        if type(count) is not int:
             raise ValueError(f"{name} must be an integer, not {_shown(count)}")
     if requests < 0:
         raise ValueError(f"requests must be at least 0, not {requests}")
@@ -1981,11 +2005,15 @@ def _check_counts(layout: SharedKvLayout, tokens: int, requests: int) -> None:
     if below != tokens:
         nearest = f"the nearest are {below} and {below + layout.granule}"
         raise ValueError(f"tokens must be a non-negative multiple of {layout.granule}, not {tokens}; {nearest}")
+    return tokens, requests
 
 
-def _check_bytes(available_bytes: int) -> None:
-    if isinstance(available_bytes, bool) or not isinstance(available_bytes, int):
+def _checked_bytes(available_bytes: int) -> int:
+    """A number of bytes as an int. ValueError where it is none."""
+    found = _native(available_bytes)
+    if type(found) is not int:
         raise ValueError(f"available_bytes must be an integer, not {_shown(available_bytes)}")
+    return found
 
 
 def _whole(number: Fraction | int) -> int | Fraction:
@@ -4391,9 +4419,11 @@ class SharedKvPool:
         rank: which of the ranks that a model is divided over; a copy of one rank is refused by another.
 
     Raises:
-        ValueError: a token count that is no multiple of the granule, an unknown backend, or unfit memory.
+        ValueError: a token count that is no multiple of the granule, more bytes of a layer than a tensor can have, an
+            unknown backend, or unfit memory.
     """
 
+    @torch.inference_mode(False)  # memory that was made in that mode cannot be written to outside it
     def __init__(
         self,
         layout: SharedKvLayout,
@@ -4405,7 +4435,7 @@ class SharedKvPool:
         backend: str = "auto",
         rank: int = 0,
     ) -> None:
-        _check_counts(layout, tokens, requests)
+        tokens, requests, rank = *_checked_counts(layout, tokens, requests), _native(rank)
         if type(rank) is not int or rank < 0:
             raise ValueError(f"rank must be an integer of at least 0, not {_shown(rank)}")
         if backend not in ("auto", "torch", "triton"):
@@ -4483,6 +4513,8 @@ class SharedKvPool:
     def _memory(self, name: str, layer: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 zeros [num_pages, page_bytes]."""
         nbytes = num_pages * page_bytes
+        if nbytes >= 2**63:
+            raise ValueError(f"`{name}` has {nbytes} bytes in layer {layer}, and a tensor at most {2**63 - 1}")
         if self._allocate is None:
             return torch.zeros((num_pages, page_bytes), dtype=torch.uint8, device=self.device)
         memory = self._allocate(name, layer, nbytes)
@@ -4946,7 +4978,7 @@ class SharedKvPool:
         Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside,
         0 where it was not and in a space that no layer here uses.
         """
-        roots = self._by_root("n", n)
+        roots = {root: _native(count) for root, count in self._by_root("n", n).items()}
         for count in roots.values():
             if type(count) is not int or count < 0:
                 raise ValueError(f"n must be a number of slots, not {_shown(count)}")
@@ -5057,6 +5089,8 @@ class SharedKvPool:
     def _check_device(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.device != self.device:
             raise ValueError(f"{name} must be on {self.device}, not on {tensor.device}")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense tensor, not {tensor.layout}")
 
     def _integers(self, name: str, tensor: Any, axes: int) -> torch.Tensor:
         """An int32 or int64 tensor of this device with so many axes."""

@@ -42,7 +42,7 @@ from kvgen.spec import (
     Space,
     Spec,
 )
-from kvgen.types import DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, Type, closest, suggest
+from kvgen.types import DERIVED_SLOTS_MAX, DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, Type, closest, suggest
 from kvgen.walk import fields_or_default, side_by_side, unsupported
 
 CODES = {
@@ -140,6 +140,24 @@ POOL_NAMES = frozenset(
         "restore",
     ]
 )
+OTHER_PYTHONS = """
+    aifc annotationlib asynchat asyncore audioop cgi cgitb chunk compression crypt distutils imghdr imp lib2to3 mailcap
+    msilib nis nntplib ossaudiodev pipes smtpd sndhdr spwd sunau telnetlib uu xdrlib
+"""  # modules of the standard library of 3.11 to 3.14 that not all of these have
+PACKAGES = """
+    accelerate aiohttp aiter attr attrs cuda cupy cutlass deep_ep deep_gemm diffusers einops fastapi flash_attn
+    flash_attn_interface flash_mla flashinfer generated huggingface_hub hypothesis jinja2 jsonschema kvgen lmcache
+    markupsafe mooncake msgspec networkx nixl numba numpy nvidia orjson outlines packaging pandas pip pkg_resources
+    pluggy prometheus_client psutil pybind11 pydantic pytest ray regex requests safetensors scipy setuptools sgl_kernel
+    sglang sympy tensorrt_llm tests tilelang tokenizers torch torchao torchaudio torchvision tqdm transformers triton
+    uvicorn uvloop vllm wheel xdist xformers xgrammar yaml zmq
+"""  # what servers and their tests import beside a module
+HIDDEN = frozenset([*sys.stdlib_module_names, *OTHER_PYTHONS.split(), *PACKAGES.split()])
+RUN_BY_NAME = frozenset(["conftest", "setup", "sitecustomize", "usercustomize"])
+DEVICES = frozenset(  # of Windows, in every folder and with every ending
+    ["aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))]
+)
+SOFT_WORDS = frozenset(["case", "match", "type"])  # of Python, by their place; `keyword` of 3.11 lacks one
 ARGUMENTS_TAKEN = ("self", "layer_id", "loc", "skip_reserved")
 LOCALS_OF_OPERATIONS = ("entry", "slots", "first_slot", "own", "self", "torch", "len")
 
@@ -182,12 +200,8 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
     def refuse(name: Ident, why: str, path: str) -> Problem:
         return Problem("KV241", f"`{name}` {why}", Label(name.span), help="choose another name", path=path)
 
-    if spec.kind == "layout" and (
-        spec.name.text in sys.stdlib_module_names or spec.name.text in ("torch", "triton", "kvgen")
-    ):
-        yield refuse(spec.name, "would hide the module of that name", "layout")
-    if spec.kind == "layout" and keyword.iskeyword(spec.name.text):
-        yield refuse(spec.name, "is a word of Python", "layout")
+    if spec.kind == "layout" and (why := _unfit_for_a_file(spec.name.text)):
+        yield refuse(spec.name, why, "layout")
     sets = spec.layers.sets if spec.layers is not None else ()
     valued = (*spec.parameters, *spec.lets, *sets)
     made = _made_names(spec)
@@ -210,6 +224,19 @@ def check_usable_names(spec: Spec, scope: Scope) -> Iterator[Problem]:
     for operation in spec.operations:
         if operation.name.text in POOL_NAMES and operation.name.text != operation.verb:
             yield refuse(operation.name, "is a method or attribute of every pool", operation.path)
+
+
+def _unfit_for_a_file(name: str) -> str | None:
+    """Why no module can have the name of a layout; None where it can."""
+    if keyword.iskeyword(name) or name in SOFT_WORDS:
+        return "is a word of Python"
+    if name in HIDDEN:
+        return "would hide the module of that name"
+    if name in RUN_BY_NAME:
+        return "would be run by Python, pip or pytest, which look for a file of that name"
+    if name in DEVICES:
+        return "is a device on Windows, where no file can have that name"
+    return None
 
 
 def _made_names(spec: Spec) -> dict[str, str]:
@@ -807,6 +834,11 @@ def _too_low(what: str, kind: Int, least: int) -> tuple[str, str | None]:
 
 def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place) -> Iterator[Problem]:
     problems: list[Problem] = []
+    pages = sorted(size for size in page_sizes(spec, scope, derived.parent.text) or () if size is not None)
+    if pages and pages[-1] > DERIVED_SLOTS_MAX and (derived.divisor is not None or derived.where is not None):
+        most = f"the most for a space of other slots is {DERIVED_SLOTS_MAX:,}"
+        message = f"a page of `{derived.parent}` has {pages[-1]:,} slots; {most}"
+        yield Problem("KV248", message, Label(derived.parent.span), path=f"{place.path}.of")
     if derived.divisor is not None:
         kind = _typed(scope, derived.divisor, Int, Place(f"{place.path}.slot", facts=place.facts), problems)
         if isinstance(kind, Int) and kind.low < 1:
@@ -814,8 +846,7 @@ def _check_derived(spec: Spec, scope: Scope, derived: Derived, place: Place) -> 
             yield Problem("KV248", message, Label(derived.divisor.span), help=help, path=f"{place.path}.slot")
         elif kind is not None:
             folded = scope.fold(derived.divisor)
-            parents = page_sizes(spec, scope, derived.parent.text) or set()
-            for page in sorted(size for size in parents if size is not None):
+            for page in pages:
                 if isinstance(folded, Literal) and page % int(folded.value):
                     message = f"a page of `{derived.parent}` has {page} slots, which {folded.value} does not divide"
                     yield Problem("KV248", message, Label(derived.divisor.span), path=f"{place.path}.slot")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
-from pathlib import Path
 from typing import TypeVar
 
 import jinja2
@@ -59,11 +58,12 @@ from kvgen.pysource import (
     tuple_of,
     value,
 )
+from kvgen.resources import package_folder
 from kvgen.size import Size
 from kvgen.space import Rate
 from kvgen.spec import Case, Parameter
 from kvgen.text import wrap
-from kvgen.types import DTYPES, MAX_LAYERS
+from kvgen.types import DERIVED_SLOTS_MAX, DTYPES, MAX_LAYERS
 from kvgen.views import (
     BlockView,
     ChoiceView,
@@ -113,9 +113,9 @@ def template(name: str) -> jinja2.Template:
 
 @cache
 def _templates() -> jinja2.Environment:
-    package = Path(__file__).resolve().parent
+    folder = package_folder("templates")
     return jinja2.Environment(
-        loader=jinja2.FileSystemLoader([package / "templates", package.parent / "templates"]),
+        loader=jinja2.FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -151,6 +151,7 @@ class _Viewer:
         self.has_readers = any(buffer.readers is not None for buffer in layout.buffers)
         self.has_host = any(buffer.memory == "host" for buffer in layout.buffers)
         self.varying = any(buffer.varies for buffer in layout.buffers)
+        self.has_layer_functions = any(isinstance(step, LetLayout) and step.varies for step in layout.steps)
         self.has_translation = any(form.operator is not None or form.where for form in self.derived_spaces())
         walks = [record for page in layout.pages for record in records(page)]
         self.has_walks = any(not record.is_dense or len(record.slot_walk) > 1 for record in walks)
@@ -210,6 +211,7 @@ class _Viewer:
             num_layers=flat(total),
             held=held_layers(body),
             max_layers=str(MAX_LAYERS),
+            max_derived=f"2**{DERIVED_SLOTS_MAX.bit_length() - 1}",
             layer_steps=steps,
             layer_requires=layer_requires,
             readers=readers,
@@ -307,10 +309,16 @@ class _Viewer:
         yield "from collections.abc import Callable, Iterable, Iterator, Mapping"
         yield f"from dataclasses import dataclass{', replace' if derived or self.has_split or self.has_align else ''}"
         yield "from fractions import Fraction"
-        if reads_codes(self.layout):
-            yield "from functools import cache"
+        cached = ["cache"] if reads_codes(self.layout) else []
+        if self.varying:
+            cached.append("cached_property")
+        if self.varying or self.has_layer_functions:
+            cached.append("lru_cache")
+        if cached:
+            yield f"from functools import {', '.join(cached)}"
         has_products = any(item.verb in ("load", "gather") for item in self.layout.operations)
         yield f"from itertools import groupby{', product' if has_products else ''}"
+        yield "from numbers import Integral"
         yield "from typing import Any, NamedTuple, NoReturn, Self"
 
     def byte_map(self) -> Iterator[str]:
@@ -699,19 +707,18 @@ class _Viewer:
             if form.operator is None and form.where is None:
                 root = Raw(f"{parent}.numbering")
                 return call("replace", Raw(parent), Keyword("name", name), Keyword("root", root))
-            return call(f"{parent}.paged", name, self.derived_page(space, form), self.rows(form))
+            return call(f"{parent}.paged", name, self.derived_page(space, form), self.row(form))
 
         return code
 
-    def rows(self, form: DerivedSpace) -> Code:
-        """The slot here of each slot of a page of the parent, -1 where it is not held."""
+    def row(self, form: DerivedSpace) -> Code:
+        """A function for the slot here of a slot of a page of the parent, -1 where it is not held."""
         row: Code = Raw("offset")
         if form.operator is not None and form.divisor is not None:
             row = chain(form.operator, row, bracketed(self.printer.code(form.divisor), UNARY))
         if form.where is not None:
             row = Ternary(row, self.printer.code(form.where), Raw("-1"))
-        clause = f"for offset in range({form.parent}_space.page_size)"
-        return Each("tuple(", row, clause, None, ")")
+        return Lambda("offset", row)
 
     def derived_page(self, space: SpaceLayout, form: DerivedSpace) -> Code:
         if form.operator is None:

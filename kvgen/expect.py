@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import posixpath
+from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as MappingType
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property, lru_cache, partial
 from itertools import combinations
 from math import prod
 from types import ModuleType
@@ -24,7 +27,7 @@ from kvgen.nodes import Entry, Mapping, Node, Sequence, plain
 from kvgen.origins import labels_of
 from kvgen.page import BYTE, FieldLayout
 from kvgen.placing import resolve_page
-from kvgen.problems import Label, Problem, Severity, Span
+from kvgen.problems import Label, Problem, Severity, Span, reason
 from kvgen.scope import Scope, scope_of
 from kvgen.size import Size
 from kvgen.spec import Expectation, Format, Parameter, Spec, exact_ratio, is_plain_path
@@ -40,6 +43,8 @@ CODES = {
 }
 
 BUILT_IN = ("role", "start_layer", "end_layer")
+EVIDENCE_MAX = 2**22  # parts of the layouts of all expectations
+SHARES_MAX = 128  # that three are looked for among
 
 
 Known = MappingType[str, Literal | None]
@@ -59,18 +64,23 @@ def prove(scope: Scope, module: ModuleType | None, read: Callable[[str], bytes])
     """
     spec = scope.spec
     problems: list[Problem] = []
-    resolved: list[Known] = []
-    for expectation in spec.expectations:
-        try:
-            if module is None:
+    if module is None:
+        for expectation in spec.expectations:
+            with suppress(_Unreadable):
                 _FragmentProof(spec, expectation, problems).prove()
-            else:
-                proof = _LayoutProof(spec, expectation, problems, module, read)
-                proof.prove()
-                resolved += [proof.known()] if proof.layout is not None else []
-        except _Unreadable:
-            pass
-    return problems if problems or module is None else list(_unreached(scope, resolved))
+        return problems
+    evidence = _Evidence(module, read)
+    resolved: dict[_Measured, Known] = {}
+    for expectation in spec.expectations:
+        with suppress(_Unreadable):
+            proof = _LayoutProof(spec, expectation, problems, evidence)
+            measured = proof.prove()
+            if measured is not None and measured not in resolved:
+                resolved[measured] = proof.known()
+        if evidence.parts > EVIDENCE_MAX and len(evidence.layouts) > 1:
+            problems.append(_too_much(expectation, evidence.parts))
+            break
+    return problems if problems else list(_unreached(scope, list(resolved.values())))
 
 
 def examples(
@@ -80,8 +90,102 @@ def examples(
 
     Between them they reach every format, which `prove` sees to. The spec's expectations hold.
     """
-    proofs = (_LayoutProof(spec, expectation, [], module, read) for expectation in spec.expectations)
+    evidence = _Evidence(module, read)
+    proofs = (_LayoutProof(spec, expectation, [], evidence) for expectation in spec.expectations)
     return [proof.inputs() for proof in proofs if "error" not in proof.claims]
+
+
+def _too_much(expectation: Expectation, parts: int) -> Problem:
+    """KV206: layouts that together take longer than anybody waits for."""
+    message = f"the layouts of the expectations up to here have {parts:,} parts, more than {EVIDENCE_MAX:,}"
+    note = "a part is a layer of a buffer or a row of a derived space; a page that layers do not share counts for 16"
+    help = "expect the numbers of large models in fewer entries, each with several of them"
+    return Problem("KV206", message, Label(expectation.span), notes=(note,), help=help, path=expectation.path)
+
+
+class _Evidence:
+    """What expectations share: configs that are read once, and layouts that are resolved once."""
+
+    def __init__(self, module: ModuleType, read: Callable[[str], bytes]) -> None:
+        self.module, self.read = module, read
+        self.configs: dict[str, Any] = {}
+        self.layouts: dict[str, Any] = {}  # a _Measured, or the LayoutError instead
+        self.parts = 0  # of the layouts so far, by which their time and memory go
+
+    def config(self, file: str) -> Any:
+        """What a JSON file holds, not to be changed. OSError, ValueError or RecursionError where it cannot be read."""
+        if file not in self.configs:
+            self.configs[file] = json.loads(self.read(file))
+        return self.configs[file]
+
+    def layout(self, config: dict[str, Any], choices: dict[str, Any]) -> _Measured:
+        """The layout of a config and choices. LayoutError where there is none."""
+        key = repr((config, choices))
+        if key not in self.layouts:
+            try:
+                self.layouts[key] = _Measured(self.module.Layout.from_config(config, **choices))
+                self.parts += self.layouts[key].parts
+            except self.module.LayoutError as error:
+                self.layouts[key] = error
+        found = self.layouts[key]
+        if isinstance(found, Exception):
+            raise found.with_traceback(None)
+        return found
+
+
+class _Measured:
+    """A layout, and what claims ask of its buffers, which may have thousands of layers: worked out once."""
+
+    def __init__(self, layout: Any) -> None:
+        self.layout = layout
+        alike: dict[tuple[object, ...], _MeasuredBuffer] = {}
+        self.buffers: dict[str, _MeasuredBuffer] = {}
+        for buffer in layout.buffers:
+            key = (tuple(map(id, pages_of(buffer))), buffer.layers, *readers_of(buffer).items())
+            self.buffers[buffer.name] = alike.setdefault(key, _MeasuredBuffer(buffer))
+        pages = {id(page) for buffer in layout.buffers if len(pages_of(buffer)) > 1 for page in buffer.pages}
+        rows = sum(len(getattr(space, "rows", ())) for space in layout.spaces)
+        self.parts = len(layout.held) * len(layout.buffers) + rows + 16 * len(pages)
+
+
+class _MeasuredBuffer:
+    """What is asked of all layers of a buffer, and of others with the same pages in the same layers."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    @cached_property
+    def pages(self) -> dict[int, tuple[Any, int, int]]:
+        """Each different page by its `id`, with the first layer that has it, and how many layers have it."""
+        pages, layers = pages_of(self.buffer), self.buffer.layers
+        if len(pages) == 1:
+            return {id(pages[0]): (pages[0], layers[0] if layers else 0, len(layers))}
+        first = {id(page): (page, layer) for page, layer in zip(reversed(pages), reversed(layers), strict=True)}
+        counts = Counter(map(id, pages))
+        return {key: (*first[key], count) for key, count in counts.items()}
+
+    @cached_property
+    def sizes(self) -> dict[str, dict[Fraction | int, tuple[Any, int]]]:
+        """Of `page_bytes` and of `slot_bytes`, each different one with the first page that has it, and its layer."""
+        found: dict[str, dict[Fraction | int, tuple[Any, int]]] = {"page_bytes": {}, "slot_bytes": {}}
+        for page, layer, _ in self.pages.values():
+            for name, sizes in found.items():
+                sizes.setdefault(getattr(page, name), (page, layer))
+        return found
+
+    @cached_property
+    def parts(self) -> dict[str, Fraction]:
+        """Bytes of a slot in all layers together, by field, and of the padding."""
+        found: dict[str, Fraction] = {}
+        for page, _, count in self.pages.values():
+            for name, nbytes in _parts(page).items():
+                found[name] = found.get(name, Fraction(0)) + nbytes * count
+        return found
+
+    @cached_property
+    def owners(self) -> dict[int, int]:
+        """The layers that own the buffer or read it, each with the layer whose bytes it reads."""
+        return {**readers_of(self.buffer), **{layer: layer for layer in self.buffer.layers}}
 
 
 def _unreached(scope: Scope, resolved: list[Known]) -> Iterator[Problem]:
@@ -130,10 +234,13 @@ class _Proof:
         self.report("KV302", message, span, help)
         return _Unreadable()
 
-    def equal(self, what: str, span: Span, found: object, wanted: object, notes: tuple[str, ...] = ()) -> None:
+    def equal(
+        self, what: str, span: Span, found: object, wanted: object, notes: Callable[[], tuple[str, ...]] = tuple
+    ) -> None:
+        """KV301 with the notes, which are worked out where they are needed, unless the two are equal."""
         if found != wanted:
             message = f"{what} is {_written(found)}, expected {_written(wanted)}"
-            self.report("KV301", message, span, notes=notes)
+            self.report("KV301", message, span, notes=notes())
 
     def given(self) -> Iterator[tuple[Parameter | None, str, Any, Entry]]:
         """(parameter or None for a built-in name, name, value, entry) of everything under `given`."""
@@ -150,17 +257,11 @@ class _Proof:
 class _LayoutProof(_Proof):
     """An expectation of a layout, with the emitted module."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        expectation: Expectation,
-        problems: list[Problem],
-        module: ModuleType,
-        read: Callable[[str], bytes],
-    ) -> None:
+    def __init__(self, spec: Spec, expectation: Expectation, problems: list[Problem], evidence: _Evidence) -> None:
         super().__init__(spec, expectation, problems)
-        self.module, self.read = module, read
+        self.evidence, self.module = evidence, evidence.module
         self.layout: Any = None
+        self.measured: dict[str, _MeasuredBuffer] = {}
 
     def known(self) -> Known:
         """Values of the parameters, as far as one value can stand for them; None for those that are absent."""
@@ -185,11 +286,12 @@ class _LayoutProof(_Proof):
                 return named.get(value, value) if not isinstance(value, list) else value
         return item.default
 
-    def prove(self) -> None:
+    def prove(self) -> _Measured | None:
+        """Judge every claim. The layout, where it is about one."""
         wanted = self.claims.get("error")
         config, choices = self.inputs()
         try:
-            self.layout = self.module.Layout.from_config(config, **choices)
+            found = self.evidence.layout(config, choices)
         except self.module.LayoutError as error:
             if wanted is None:
                 message = f"the config or a choice is refused: {error.problems[0]}"
@@ -197,19 +299,23 @@ class _LayoutProof(_Proof):
                 self.report("KV304", message, self.expectation.span, notes=tuple(error.problems[1:]), labels=labels)
             elif str(plain(wanted.value)) not in str(error):
                 self.report("KV303", "the error says something else", wanted.value.span, notes=tuple(error.problems))
-            return
+            return None
+        self.layout, self.measured = found.layout, found.buffers
         if wanted is not None:
             self.report("KV303", "no error comes: the config and the choices are accepted", wanted.value.span)
-            return
+            return found
         for name, entry in self.claims.items():
             if name in ("layer", "slot", "index", "byte"):
                 continue
             getattr(self, f"claim_{name}", self.unsupported)(entry)
+        return found
 
     def inputs(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """The config and the keyword choices."""
-        config = self.config_file()
-        target = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+        config = dict(self.config_file())
+        target = config
+        if isinstance(config.get("text_config"), dict):
+            target = config["text_config"] = dict(config["text_config"])
         choices: dict[str, Any] = {}
         for parameter, name, value, entry in self.given():
             if parameter is None or parameter.section == "choices":
@@ -237,10 +343,9 @@ class _LayoutProof(_Proof):
                 f"`{name}` is not a plain path", scalar.span, "name a .json file beside or below the spec"
             )
         try:
-            found = json.loads(self.read(posixpath.join(posixpath.dirname(self.spec.file), name)))
+            found = self.evidence.config(posixpath.join(posixpath.dirname(self.spec.file), name))
         except OSError as error:
-            reason = (error.strerror or "unknown error").lower()
-            raise self.unreadable(f"cannot read `{name}`: {reason}", scalar.span) from None
+            raise self.unreadable(f"cannot read `{name}`: {reason(error)}", scalar.span) from None
         except (ValueError, RecursionError):
             raise self.unreadable(f"`{name}` is not JSON", scalar.span) from None
         if not isinstance(found, dict):
@@ -254,24 +359,24 @@ class _LayoutProof(_Proof):
 
     def claim_bytes_per_token(self, entry: Entry) -> None:
         found, wanted = self.module.cell_size(self.layout), _number(entry.value)
-        notes = self.shares("device", found, wanted, self.slots_per("token"), "slots per token")
+        notes = partial(self.shares, "device", found, wanted, self.slots_per("token"), "slots per token")
         self.equal("`bytes_per_token`", entry.value.span, found, wanted, notes)
 
     def claim_host_bytes_per_token(self, entry: Entry) -> None:
         found = sum((Fraction(item.bytes_per_token) for item in self.buffers("host")), Fraction(0))
         wanted = _number(entry.value)
-        notes = self.shares("host", found, wanted, self.slots_per("token"), "slots per token")
+        notes = partial(self.shares, "host", found, wanted, self.slots_per("token"), "slots per token")
         self.equal("`host_bytes_per_token`", entry.value.span, found, wanted, notes)
 
     def claim_request_bytes(self, entry: Entry) -> None:
         found = sum(map(request_bytes, self.buffers("device")), Fraction(0))
         wanted = _number(entry.value)
-        notes = self.shares("device", found, wanted, self.slots_per("request"), "slots per request")
+        notes = partial(self.shares, "device", found, wanted, self.slots_per("request"), "slots per request")
         self.equal("`request_bytes`", entry.value.span, found, wanted, notes)
 
     def claim_page_total(self, entry: Entry) -> None:
         found, wanted = sum(item.layer_page_bytes for item in self.layout.buffers), _number(entry.value)
-        notes = self.shares(None, found, wanted, lambda buffer: pages_of(buffer)[0].slots, "slots")
+        notes = partial(self.shares, None, found, wanted, lambda buffer: pages_of(buffer)[0].slots, "slots")
         self.equal("`page_total`", entry.value.span, found, wanted, notes)
 
     def claim_total_bytes(self, entry: Entry) -> None:
@@ -280,22 +385,31 @@ class _LayoutProof(_Proof):
         assert total is not None
         counts = self.counts(entry.value)
         found, wanted = self.module.bytes_for(self.layout, *counts), _number(total)
-        notes = self.shares("device", found, wanted, lambda buffer: self.num_slots(buffer, counts), "slots")
-        if abs(found - wanted) == self.module.bytes_for(self.layout, 0):
-            notes = (*notes, "that is what the reserved pages cost")
+
+        def notes() -> tuple[str, ...]:
+            shares = self.shares("device", found, wanted, lambda buffer: self.num_slots(buffer, counts), "slots")
+            reserved = abs(found - wanted) == self.module.bytes_for(self.layout, 0)
+            return (*shares, "that is what the reserved pages cost") if reserved else shares
+
         self.equal("`total_bytes`", total.span, found, wanted, notes)
 
     def claim_page_bytes(self, entry: Entry) -> None:
-        for buffer, item in self.each_buffer(entry):
-            for page in pages_of(buffer):
-                what, found, wanted = f"`page_bytes` of `{buffer.name}`", page.page_bytes, _number(item.value)
-                self.equal(what, item.value.span, found, wanted, _page_notes(_parts(page), page.slots, found, wanted))
+        self.claim_size("page_bytes", entry)
 
     def claim_slot_bytes(self, entry: Entry) -> None:
+        self.claim_size("slot_bytes", entry)
+
+    def claim_size(self, size: str, entry: Entry) -> None:
+        """The bytes of a page, or of a slot, in every layer; of layers that differ, the first that is wrong is told."""
         for buffer, item in self.each_buffer(entry):
-            for page in pages_of(buffer):
-                what, found, wanted = f"`slot_bytes` of `{buffer.name}`", page.slot_bytes, _number(item.value)
-                self.equal(what, item.value.span, found, wanted, _page_notes(_parts(page), 1, found, wanted))
+            wanted, sizes = _number(item.value), self.measured[buffer.name].sizes[size]
+            for found, (page, layer) in sizes.items():
+                where = f" in layer {layer}" if len(sizes) > 1 else ""
+                slots = page.slots if size == "page_bytes" else 1
+                notes = partial(_page_notes, _parts(page), slots, found, wanted)
+                self.equal(f"`{size}` of `{buffer.name}`{where}", item.value.span, found, wanted, notes)
+                if found != wanted:
+                    break
 
     def claim_slots(self, entry: Entry) -> None:
         assert isinstance(entry.value, Mapping)
@@ -371,10 +485,10 @@ class _LayoutProof(_Proof):
 
     def owner(self, buffer: Any, layer: int, span: Span) -> int:
         """The layer whose bytes a layer reads: its own, or those of the owner that it is a reader of."""
-        owner = layer if layer in buffer.layers else readers_of(buffer).get(layer)
+        owners = self.measured[buffer.name].owners
+        owner = owners.get(layer)
         if owner is None:
-            listed = sorted({*buffer.layers, *readers_of(buffer)})
-            help = f"the layers that have it are {', '.join(map(str, listed))}" if listed else None
+            help = f"the layers that have it are {', '.join(map(str, sorted(owners)))}" if owners else None
             raise self.unreadable(f"layer {layer} has no `{buffer.name}`", span, help)
         return owner
 
@@ -420,18 +534,18 @@ class _LayoutProof(_Proof):
         notes: list[str] = []
         shares: dict[str, Fraction] = {}
         for buffer in self.layout.buffers if memory is None else self.buffers(memory):
-            count, pages = slots(buffer), pages_of(buffer)
-            if not buffer.layers or not count:
+            count = slots(buffer) if buffer.layers else 0
+            if not count:
                 continue
-            times = 1 if len(pages) > 1 else len(buffer.layers)
+            measured = self.measured[buffer.name]
             layers = f"{len(buffer.layers)} layer{ending(len(buffer.layers))}"
-            own = sum((Fraction(page.slot_bytes) for page in pages), Fraction(0)) * times * count
-            each = _slot_note(_parts(pages[0])) if len({page.slot_bytes for page in pages}) == 1 else "different pages"
+            own = sum(measured.parts.values()) * count
+            page = pages_of(buffer)[0]
+            each = _slot_note(_parts(page)) if len(measured.sizes["slot_bytes"]) == 1 else "different pages"
             notes.append(f"`{buffer.name}`: {own} = {layers} x {each}" + (f" x {count} {unit}" if count != 1 else ""))
-            for page in pages:
-                for name, nbytes in _parts(page).items():
-                    key = f"the padding of `{buffer.name}`" if name == "padding" else f"`{buffer.name}.{name}`"
-                    shares[key] = shares.get(key, Fraction(0)) + nbytes * times * count
+            for name, nbytes in measured.parts.items():
+                key = f"the padding of `{buffer.name}`" if name == "padding" else f"`{buffer.name}.{name}`"
+                shares[key] = shares.get(key, Fraction(0)) + nbytes * count
         return (*notes, _difference(shares, found, wanted))
 
 
@@ -467,9 +581,8 @@ class _FragmentProof(_Proof):
         slots, nbytes, number = page.slots.known or 1, page.page_bytes.known, _number(wanted)
         parts = {field.name: Fraction(_known_bits(field), BYTE) for field in page.fields}
         parts |= _padding(Fraction(nbytes, slots), parts)
-        self.equal(
-            f"`bytes` of `{format.name}`", wanted.span, nbytes, number, _page_notes(parts, slots, nbytes, number)
-        )
+        notes = partial(_page_notes, parts, slots, nbytes, number)
+        self.equal(f"`bytes` of `{format.name}`", wanted.span, nbytes, number, notes)
 
     def resolve(self, scope: Scope, name: str, span: Span) -> Format:
         formats = {item.name.text: item for item in self.spec.formats}
@@ -507,12 +620,12 @@ def _as_raw(parameter: Parameter, value: Any) -> Any:
 
 
 def _put(config: dict[str, Any], path: str, value: object) -> None:
+    """Set a field at a dotted path; of what lies below the config, a copy is changed."""
     *parents, last = path.split(".")
     for key in parents:
         below = config.get(key)
-        if not isinstance(below, dict):
-            below = config[key] = {}
-        config = below
+        config[key] = dict(below) if isinstance(below, dict) else {}
+        config = config[key]
     config[last] = value
 
 
@@ -570,11 +683,25 @@ def _page_notes(
 def _difference(shares: MappingType[str, Fraction], found: Fraction | int, wanted: Fraction | int) -> str:
     """The difference, as the fewest of the shares that make it up, where three do."""
     difference = abs(Fraction(found) - Fraction(wanted))
-    for size in (1, 2, 3) if difference else ():
-        for chosen in combinations(sorted(shares), size):
-            if sum(shares[name] for name in chosen) == difference:
-                return f"the difference of {_written(difference)} is {' and '.join(chosen)}"
-    return f"the difference is {_written(difference)}"
+    chosen = _making_up(tuple(sorted(shares.items())), difference) if difference else ()
+    if not chosen:
+        return f"the difference is {_written(difference)}"
+    return f"the difference of {_written(difference)} is {' and '.join(chosen)}"
+
+
+@lru_cache
+def _making_up(shares: tuple[tuple[str, Fraction], ...], total: Fraction) -> tuple[str, ...]:
+    """The names of the fewest of the shares that add up to a total, three at most; () where none do."""
+    places: dict[Fraction, list[int]] = {}
+    for place, (_, share) in enumerate(shares):
+        places.setdefault(share, []).append(place)
+    for size in (1, 2, 3) if len(shares) <= SHARES_MAX else (1, 2):
+        for chosen in combinations(range(len(shares)), size - 1):
+            rest = total - sum(shares[place][1] for place in chosen)
+            last = next((place for place in places.get(rest, ()) if not chosen or place > chosen[-1]), None)
+            if last is not None:
+                return tuple(shares[place][0] for place in (*chosen, last))
+    return ()
 
 
 def _element(field: Any, index: tuple[int, ...]) -> int:

@@ -94,6 +94,12 @@ def sort_problems(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(dict.fromkeys(problems), key=place)
 
 
+def reason(error: OSError) -> str:
+    """What the system says about a file that cannot be read or written, as a part of a message."""
+    words = error.strerror or str(error) or "unknown error"
+    return words[0].lower() + words[1:]
+
+
 # Text that is safe to show
 
 

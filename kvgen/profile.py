@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
-from kvgen import machine
 from kvgen.kernels import local_name
 from kvgen.layout import Layout
 from kvgen.machine import Code, read_code
 from kvgen.page import BYTE
 from kvgen.requests import Request, asking, imported
+from kvgen.resources import package_file
 from kvgen.text import ending
 from kvgen.types import DTYPES
 
@@ -130,7 +129,7 @@ def _cached(key: str, made: Callable[[], Code]) -> Code:
     """The code of a kernel, kept beside it where Triton keeps kernels: by its text, target, Triton and reader."""
     from triton.runtime.cache import get_cache_manager
 
-    reader = hashlib.sha256(Path(machine.__file__).read_bytes()).hexdigest()[:16]
+    reader = hashlib.sha256(package_file("machine.py").read_bytes()).hexdigest()[:16]
     manager, name = get_cache_manager(key), f"kvgen-{reader}.json"
     file = manager.get_file(name)
     if file is not None:

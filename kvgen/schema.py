@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, cached_property
-from pathlib import Path as FilePath
 from typing import Any
 
 from kvgen.nodes import Entry, Mapping, Node, Scalar, Sequence, Source, format_path, node_at, plain
 from kvgen.problems import InternalError, Label, Problem, Span, quote
+from kvgen.resources import package_file
 
 CODES: dict[str, str] = {
     "KV101": "a file that is no layout, fragment or contract, or several of them",
@@ -53,7 +53,7 @@ Path = tuple[str | int, ...]
 
 def load_schema() -> dict[str, Any]:
     """The JSON Schema of a spec."""
-    return json.loads(FilePath(__file__).with_name("spec.schema.json").read_text(encoding="utf-8"))
+    return json.loads(package_file("spec.schema.json").read_text(encoding="utf-8"))
 
 
 @cache

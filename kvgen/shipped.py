@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import posixpath
 from typing import Any
 
 from kvgen.compile import Compiled
 from kvgen.expr import show
+from kvgen.resources import package_folder
 from kvgen.spec import Parameter
 
 
 def shipped_specs() -> tuple[str, ...]:
     """The files of the specs that are installed with kvgen, or lie beside it in a checkout; fragments among them."""
-    package = Path(__file__).resolve().parent
-    folder = next(folder for folder in (package / "specs", package.parent / "specs") if folder.is_dir())
-    return tuple(str(path) for path in sorted(folder.glob("*.yaml")))
+    found = (str(entry) for entry in package_folder("specs").iterdir())
+    return tuple(sorted(file for file in found if file.endswith(".yaml")))
+
+
+def read_shipped(file: str) -> bytes:
+    """The bytes of a shipped spec, or of what one names. OSError where there is no such file."""
+    folder = package_folder("specs")
+    return (folder / posixpath.relpath(file, str(folder))).read_bytes()
 
 
 def summary(compiled: Compiled) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def read_source(file: str, data: bytes) -> tuple[Source | None, list[Problem]]:
     report = _Report()
     start = Span(file, 1, 1, 1, 1)
     if len(data) > MAX_BYTES:
-        report.add("KV001", f"the file has {len(data)} bytes, more than the {MAX_BYTES} allowed", start)
+        report.add("KV001", f"the file has more than the {MAX_BYTES} bytes that are allowed", start)
         return None, report.problems
     if encoding := _wide_encoding(data):
         report.add("KV003", f"the file is {encoding}, not UTF-8", start, help="save the file as UTF-8")

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from kvgen.expr import Binary, Expr, Literal, Name, parse, show
 from kvgen.nodes import Entry, Mapping, Node, Scalar, Sequence, Source, plain
-from kvgen.problems import Label, Problem, Span
+from kvgen.problems import Label, Problem, Span, reason
 from kvgen.schema import check_schema
 from kvgen.source import excerpt_text, read_source
 
@@ -370,7 +370,7 @@ def _load_fragment(
     try:
         data = read(file)
     except OSError as error:
-        refuse(f"cannot read `{include.file}`: {(error.strerror or 'unknown error').lower()}")
+        refuse(f"cannot read `{include.file}`: {reason(error)}")
         return None
     fragment = _load_one(file, data, texts, problems)
     if fragment is not None and fragment.kind != "fragment":

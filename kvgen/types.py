@@ -21,6 +21,7 @@ DTYPES = {  # name: bits
     "i64": 64,
 }
 MAX_LAYERS = 10_000
+DERIVED_SLOTS_MAX = 2**20  # of a page that a space with other slots is derived from: the rows of all are listed
 PARAMETER_MAX = 2**40  # of an int parameter that states no `max`
 MAGNITUDE_MAX = 2**256  # of any number an expression can come to
 FACTORS_MAX = 64  # of a ratio

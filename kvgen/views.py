@@ -276,6 +276,7 @@ class ModuleView:
     num_layers: str
     held: str
     max_layers: str
+    max_derived: str  # slots of a page
     layer_steps: tuple[StepView, ...]
     layer_requires: tuple[str, ...]
     readers: tuple[BlockView, ...]

@@ -241,6 +241,7 @@ def test_limits() -> None:
         f"({check.CASES_MAX} with the cases",
         f"{spec.MAX_PAGE_ITEMS} planes and gaps of a page, {spec.LIMITS['expect']} expectations",
         f"{types.MAX_LAYERS:,} elements of a list",
+        f"2^{types.DERIVED_SLOTS_MAX.bit_length() - 1} slots of a page that a space with `slot`",
         f"between 0 and {types.MAX_LAYERS - 1:,}",
         f"at most {types.MAX_LAYERS:,} layers",
         f"within {types.MAGNITUDE_MAX.bit_length() - 1} bits",

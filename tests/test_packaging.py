@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tarfile
 import tomllib
+import zipapp
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,3 +290,35 @@ def test_tests_of_the_sdist_run(unpacked: Path) -> None:
     files = ("tests/test_golden.py", "tests/test_sizes.py", "tests/test_side.py", "tests/test_readers.py")
     passed = run(sys.executable, "-m", "pytest", *options, *files, "-k", "not random", cwd=unpacked)
     assert " passed" in passed.splitlines()[-1] or "100%" in passed
+
+
+@pytest.mark.parametrize("how", ["zip", "wheel on the path"])
+def test_kvgen_runs_from_a_zip(how: str, built: tuple[Built, Built], elsewhere: Path, tmp_path: Path) -> None:
+    """Schema, templates and shipped specs are read out of it; nothing is unpacked."""
+    wheel = built[0].wheel
+    dependencies = environment_with_dependencies(tmp_path)
+    if how == "zip":
+        zipfile.ZipFile(wheel).extractall(tmp_path / "unpacked")
+        home = tmp_path / "kvgen.pyz"
+        zipapp.create_archive(tmp_path / "unpacked", home, main="kvgen.cli:main_entry")
+        shutil.rmtree(tmp_path / "unpacked")
+        start = [dependencies.python, home]
+    else:
+        home = wheel
+        code = f"import sys; sys.path.insert(0, {str(wheel)!r}); from kvgen.cli import main_entry; main_entry()"
+        start = [dependencies.python, "-c", code]
+
+    def from_zip(*words: str | Path) -> str:
+        return run(*start, *words, cwd=tmp_path)
+
+    assert json.loads(from_zip("schema")) == json.loads((ROOT / "kvgen" / "spec.schema.json").read_text())
+    assert from_zip("check", elsewhere / SPEC) == ""
+    committed = (ROOT / "generated" / SPEC.replace(".yaml", ".py")).read_text(encoding="utf-8")
+    assert from_zip("build", elsewhere / SPEC, "-o", "-") == committed
+    listed = json.loads(from_zip("specs", "--format", "json"))["specs"]
+    assert [Path(own["file"]).relative_to(home).as_posix() for own in listed] == [
+        f"kvgen/specs/{name}.yaml" for name in ("glm_dsa", "gqa", "hybrid_swa", "mla", "shared_kv")
+    ]
+    config = ROOT / "tests" / "data" / "configs" / "kimi-k2.5.json"
+    assert "70,272" in from_zip("budget", "--config", config, "--tokens", "64")
+    assert "\nmla: yes\n" in from_zip("specs", "--config", config)

@@ -44,6 +44,7 @@ WITHOUT_FILE = {  # codes that no spec file of the corpus can bring about, each 
     "KV409": "what a layout says of a config and choices",
     "KV410": "a command line that cannot be read",
     "KV411": "a file that cannot be read",
+    "KV412": "memory or a package that is not there",
     "KV499": "a fault of kvgen itself",
 }
 RULES = {  # what a spec is checked for, and cases that show it
@@ -113,6 +114,23 @@ def test_text(case: Path, golden: Callable[[str, Path], None]) -> None:
 @pytest.mark.parametrize("case", OWN, ids=lambda case: case.stem)
 def test_name_begins_with_the_code_that_is_reported_first(case: Path) -> None:
     assert reported(case.name)[0]["code"] == case.name[:5]
+
+
+UNFIT = """
+    conftest sitecustomize usercustomize setup numpy torch triton sglang vllm transformers jinja2 jsonschema yaml pytest
+    pip setuptools site builtins con nul aux prn com1 com9 lpt1 lpt9 match case type class kvgen generated
+    distutils cgi annotationlib compression
+"""
+
+
+@pytest.mark.parametrize("name", UNFIT.split())
+def test_names_that_no_module_can_have(name: str) -> None:
+    """Whatever the Python that kvgen runs on: the last four are of the libraries of 3.11, 3.12, 3.14."""
+    status, _, err = run("check", "-", "--format", "concise", stdin=SMALL.replace(b"small", name.encode()))
+    assert status == 1
+    assert err.startswith(f"<stdin>:2:9: error[KV241]: `{name}` ")
+    fragment = b"kvgen: 1\nfragment: NAME\ndoc: D.\nformats: {row: {fields: {k: 'u8[1]'}, page: [[k]]}}\n"
+    assert run("check", "-", stdin=fragment.replace(b"NAME", name.encode()))[0] == 0  # writes no file
 
 
 def test_every_code_has_a_case() -> None:

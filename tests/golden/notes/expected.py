@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby
+from numbers import Integral
 from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "7f4cef50c9e6aeca"
@@ -265,19 +266,19 @@ def cell_size(layout: NotesLayout) -> int | Fraction:
 
 def bytes_for(layout: NotesLayout, tokens: int, requests: int = 0) -> int:
     """Device bytes that `Pool(layout, tokens, requests=requests)` allocates for the cache, reserved pages included."""
-    _check_counts(layout, tokens, requests)
+    tokens, requests = _checked_counts(layout, tokens, requests)
     return sum(buffer.num_bytes(tokens) for buffer in layout.buffers)
 
 
 def host_bytes_for(layout: NotesLayout, tokens: int, requests: int = 0) -> int:
     """Bytes of the buffers that lie in host memory, which the pool does not allocate."""
-    _check_counts(layout, tokens, requests)
+    tokens, requests = _checked_counts(layout, tokens, requests)
     return 0
 
 
 def max_tokens(layout: NotesLayout, available_bytes: int, requests: int = 0) -> int:
     """The most tokens that fit: 0 where not even the reserved pages do, UNBOUNDED where nothing grows with tokens."""
-    _check_bytes(available_bytes)
+    available_bytes = _checked_bytes(available_bytes)
     fixed = bytes_for(layout, 0, requests)
     granule_bytes = bytes_for(layout, layout.granule, requests) - fixed
     if granule_bytes == 0:
@@ -287,13 +288,13 @@ def max_tokens(layout: NotesLayout, available_bytes: int, requests: int = 0) -> 
 
 def max_requests(layout: NotesLayout, available_bytes: int, tokens: int) -> int:
     """The most requests that fit beside so many tokens; UNBOUNDED where more of them cost nothing more."""
-    _check_bytes(available_bytes)
+    available_bytes = _checked_bytes(available_bytes)
     return UNBOUNDED if bytes_for(layout, tokens) <= available_bytes else 0
 
 
 def slots(layout: NotesLayout, space: str, tokens: int, requests: int = 0) -> int:
     """Slots of the space, reserved pages included."""
-    _check_counts(layout, tokens, requests)
+    tokens, requests = _checked_counts(layout, tokens, requests)
     found = _named(space, layout.spaces, "space")
     return found.num_pages(tokens) * found.page_size
 
@@ -385,12 +386,12 @@ class _Inputs:
 
     def find(self, name: str) -> object:
         """A field of the config, the text model's before the whole model's."""
-        return next((value for section in self.sections if (value := _field(section, name)) is not None), None)
+        return _native(next((own for section in self.sections if (own := _field(section, name)) is not None), None))
 
     def choice(self, name: str, kind: Callable, default: object) -> Any:
         """The value of a keyword argument; the default where there is none, or none that can be read."""
         self.known_choices.append(name)
-        value = self.choices.get(name)
+        value = _native(self.choices.get(name))
         if value is None:
             return default
         complete = self.complete
@@ -506,6 +507,13 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def _native(value: object) -> object:
+    """An integer of another type, such as numpy's, as an int, also as the element of a list; whatever else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [_native(item) if isinstance(item, Integral) else item for item in value]
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
 def _frozen(value: object) -> object:
     """A value that can be hashed: a list as a tuple."""
     return tuple(value) if isinstance(value, (list, tuple)) else value
@@ -515,9 +523,11 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _check_counts(layout: NotesLayout, tokens: int, requests: int) -> None:
+def _checked_counts(layout: NotesLayout, tokens: int, requests: int) -> tuple[int, int]:
+    """Tokens and requests as ints. ValueError for what the layout cannot have."""
+    tokens, requests = _native(tokens), _native(requests)
     for name, count in (("tokens", tokens), ("requests", requests)):
-        if isinstance(count, bool) or not isinstance(count, int):
+        if type(count) is not int:
             raise ValueError(f"{name} must be an integer, not {_shown(count)}")
     if requests < 0:
         raise ValueError(f"requests must be at least 0, not {requests}")
@@ -525,11 +535,15 @@ def _check_counts(layout: NotesLayout, tokens: int, requests: int) -> None:
     if below != tokens:
         nearest = f"the nearest are {below} and {below + layout.granule}"
         raise ValueError(f"tokens must be a non-negative multiple of {layout.granule}, not {tokens}; {nearest}")
+    return tokens, requests
 
 
-def _check_bytes(available_bytes: int) -> None:
-    if isinstance(available_bytes, bool) or not isinstance(available_bytes, int):
+def _checked_bytes(available_bytes: int) -> int:
+    """A number of bytes as an int. ValueError where it is none."""
+    found = _native(available_bytes)
+    if type(found) is not int:
         raise ValueError(f"available_bytes must be an integer, not {_shown(available_bytes)}")
+    return found
 
 
 def _whole(number: Fraction | int) -> int | Fraction:
@@ -761,15 +775,15 @@ class _Span(NamedTuple):
 class _Kernel:
     """A kernel, what it is given beside its arguments, and what was compiled of it.
 
-    Rows of values lie at multiples of 16, other numbers and pointers are not specialised: dtypes alone tell what is
-    compiled apart.
+    Rows of values lie at multiples of 16, other numbers and pointers are not specialised: dtypes, and whether an
+    integer has more than 32 bits, tell what is compiled apart.
     """
 
     kernel: Any
     memories: tuple[torch.Tensor, ...]  # its first arguments
     constants: dict[str, Any]  # its last, in order
     warps: int
-    compiled: dict[tuple[torch.dtype, ...], Any]  # by the dtypes of the tensors between them
+    compiled: dict[tuple[torch.dtype | bool, ...], Any]  # by the types of the arguments between them
 
 
 @dataclass(frozen=True, eq=False)
@@ -799,9 +813,11 @@ class NotesPool:
         rank: which of the ranks that a model is divided over; a copy of one rank is refused by another.
 
     Raises:
-        ValueError: a token count that is no multiple of the granule, an unknown backend, or unfit memory.
+        ValueError: a token count that is no multiple of the granule, more bytes of a layer than a tensor can have, an
+            unknown backend, or unfit memory.
     """
 
+    @torch.inference_mode(False)  # memory that was made in that mode cannot be written to outside it
     def __init__(
         self,
         layout: NotesLayout,
@@ -813,7 +829,7 @@ class NotesPool:
         backend: str = "auto",
         rank: int = 0,
     ) -> None:
-        _check_counts(layout, tokens, requests)
+        tokens, requests, rank = *_checked_counts(layout, tokens, requests), _native(rank)
         if type(rank) is not int or rank < 0:
             raise ValueError(f"rank must be an integer of at least 0, not {_shown(rank)}")
         if backend not in ("auto", "torch", "triton"):
@@ -877,6 +893,8 @@ class NotesPool:
     def _memory(self, name: str, layer: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 zeros [num_pages, page_bytes]."""
         nbytes = num_pages * page_bytes
+        if nbytes >= 2**63:
+            raise ValueError(f"`{name}` has {nbytes} bytes in layer {layer}, and a tensor at most {2**63 - 1}")
         if self._allocate is None:
             return torch.zeros((num_pages, page_bytes), dtype=torch.uint8, device=self.device)
         memory = self._allocate(name, layer, nbytes)
@@ -1071,7 +1089,7 @@ class NotesPool:
         Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside,
         0 where it was not and in a space that no layer here uses.
         """
-        roots = self._by_root("n", n)
+        roots = {root: _native(count) for root, count in self._by_root("n", n).items()}
         for count in roots.values():
             if type(count) is not int or count < 0:
                 raise ValueError(f"n must be a number of slots, not {_shown(count)}")
@@ -1140,6 +1158,8 @@ class NotesPool:
     def _check_device(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.device != self.device:
             raise ValueError(f"{name} must be on {self.device}, not on {tensor.device}")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense tensor, not {tensor.layout}")
 
     def _integers(self, name: str, tensor: Any, axes: int) -> torch.Tensor:
         """An int32 or int64 tensor of this device with so many axes."""
@@ -1319,17 +1339,18 @@ class NotesPool:
             self._launch(self._kernels[kernel.__name__], grid, *arguments)
 
     def _launch(self, own: _Kernel, grid: tuple[int, int, int], *arguments: Any) -> None:
-        """Launch a kernel. What was compiled for these dtypes before is launched without asking Triton for it again."""
+        """Launch a kernel. What was compiled for these types before is launched without asking Triton for it again."""
         if self._is_cuda and torch.cuda.current_device() != self.device.index:
             with torch.cuda.device(self.device):
                 return self._launch(own, grid, *arguments)
-        dtypes = tuple([argument.dtype for argument in arguments if type(argument) is not int])
-        compiled = own.compiled.get(dtypes)
+        # of integers, whether they need 64 bits: a kernel for 32 would be given their lower half
+        types = tuple([argument > 0x7FFFFFFF if type(argument) is int else argument.dtype for argument in arguments])
+        compiled = own.compiled.get(types)
         if compiled is None or torch.compiler.is_compiling() or _has_hooks():
             options = {"num_warps": own.warps, "enable_fp_fusion": False}
             compiled = own.kernel[grid](*own.memories, *arguments, **own.constants, **options)
             if _CAN_RELAUNCH and not torch.compiler.is_compiling():
-                own.compiled[dtypes] = compiled
+                own.compiled[types] = compiled
             return
         driver = triton.runtime.driver.active
         stream = driver.get_current_stream(driver.get_current_device())

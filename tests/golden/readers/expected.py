@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import groupby, product
+from numbers import Integral
 from typing import Any, NamedTuple, NoReturn, Self
 
 LAYOUT_FINGERPRINT = "e70d138d7e1c1824"
@@ -330,19 +331,19 @@ def cell_size(layout: ReadersLayout) -> int | Fraction:
 
 def bytes_for(layout: ReadersLayout, tokens: int, requests: int = 0) -> int:
     """Device bytes that `Pool(layout, tokens, requests=requests)` allocates for the cache, reserved pages included."""
-    _check_counts(layout, tokens, requests)
+    tokens, requests = _checked_counts(layout, tokens, requests)
     return sum(buffer.num_bytes(tokens) for buffer in layout.buffers)
 
 
 def host_bytes_for(layout: ReadersLayout, tokens: int, requests: int = 0) -> int:
     """Bytes of the buffers that lie in host memory, which the pool does not allocate."""
-    _check_counts(layout, tokens, requests)
+    tokens, requests = _checked_counts(layout, tokens, requests)
     return 0
 
 
 def max_tokens(layout: ReadersLayout, available_bytes: int, requests: int = 0) -> int:
     """The most tokens that fit: 0 where not even the reserved pages do, UNBOUNDED where nothing grows with tokens."""
-    _check_bytes(available_bytes)
+    available_bytes = _checked_bytes(available_bytes)
     fixed = bytes_for(layout, 0, requests)
     granule_bytes = bytes_for(layout, layout.granule, requests) - fixed
     if granule_bytes == 0:
@@ -352,13 +353,13 @@ def max_tokens(layout: ReadersLayout, available_bytes: int, requests: int = 0) -
 
 def max_requests(layout: ReadersLayout, available_bytes: int, tokens: int) -> int:
     """The most requests that fit beside so many tokens; UNBOUNDED where more of them cost nothing more."""
-    _check_bytes(available_bytes)
+    available_bytes = _checked_bytes(available_bytes)
     return UNBOUNDED if bytes_for(layout, tokens) <= available_bytes else 0
 
 
 def slots(layout: ReadersLayout, space: str, tokens: int, requests: int = 0) -> int:
     """Slots of the space, reserved pages included."""
-    _check_counts(layout, tokens, requests)
+    tokens, requests = _checked_counts(layout, tokens, requests)
     found = _named(space, layout.spaces, "space")
     return found.num_pages(tokens) * found.page_size
 
@@ -449,12 +450,12 @@ class _Inputs:
 
     def find(self, name: str) -> object:
         """A field of the config, the text model's before the whole model's."""
-        return next((value for section in self.sections if (value := _field(section, name)) is not None), None)
+        return _native(next((own for section in self.sections if (own := _field(section, name)) is not None), None))
 
     def choice(self, name: str, kind: Callable, default: object) -> Any:
         """The value of a keyword argument; the default where there is none, or none that can be read."""
         self.known_choices.append(name)
-        value = self.choices.get(name)
+        value = _native(self.choices.get(name))
         if value is None:
             return default
         complete = self.complete
@@ -569,6 +570,13 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def _native(value: object) -> object:
+    """An integer of another type, such as numpy's, as an int, also as the element of a list; whatever else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [_native(item) if isinstance(item, Integral) else item for item in value]
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
 def _frozen(value: object) -> object:
     """A value that can be hashed: a list as a tuple."""
     return tuple(value) if isinstance(value, (list, tuple)) else value
@@ -578,9 +586,11 @@ def _plain(value: object) -> object:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _check_counts(layout: ReadersLayout, tokens: int, requests: int) -> None:
+def _checked_counts(layout: ReadersLayout, tokens: int, requests: int) -> tuple[int, int]:
+    """Tokens and requests as ints. ValueError for what the layout cannot have."""
+    tokens, requests = _native(tokens), _native(requests)
     for name, count in (("tokens", tokens), ("requests", requests)):
-        if isinstance(count, bool) or not isinstance(count, int):
+        if type(count) is not int:
             raise ValueError(f"{name} must be an integer, not {_shown(count)}")
     if requests < 0:
         raise ValueError(f"requests must be at least 0, not {requests}")
@@ -588,11 +598,15 @@ def _check_counts(layout: ReadersLayout, tokens: int, requests: int) -> None:
     if below != tokens:
         nearest = f"the nearest are {below} and {below + layout.granule}"
         raise ValueError(f"tokens must be a non-negative multiple of {layout.granule}, not {tokens}; {nearest}")
+    return tokens, requests
 
 
-def _check_bytes(available_bytes: int) -> None:
-    if isinstance(available_bytes, bool) or not isinstance(available_bytes, int):
+def _checked_bytes(available_bytes: int) -> int:
+    """A number of bytes as an int. ValueError where it is none."""
+    found = _native(available_bytes)
+    if type(found) is not int:
         raise ValueError(f"available_bytes must be an integer, not {_shown(available_bytes)}")
+    return found
 
 
 def _whole(number: Fraction | int) -> int | Fraction:
@@ -1190,9 +1204,11 @@ class ReadersPool:
         rank: which of the ranks that a model is divided over; a copy of one rank is refused by another.
 
     Raises:
-        ValueError: a token count that is no multiple of the granule, an unknown backend, or unfit memory.
+        ValueError: a token count that is no multiple of the granule, more bytes of a layer than a tensor can have, an
+            unknown backend, or unfit memory.
     """
 
+    @torch.inference_mode(False)  # memory that was made in that mode cannot be written to outside it
     def __init__(
         self,
         layout: ReadersLayout,
@@ -1204,7 +1220,7 @@ class ReadersPool:
         backend: str = "auto",
         rank: int = 0,
     ) -> None:
-        _check_counts(layout, tokens, requests)
+        tokens, requests, rank = *_checked_counts(layout, tokens, requests), _native(rank)
         if type(rank) is not int or rank < 0:
             raise ValueError(f"rank must be an integer of at least 0, not {_shown(rank)}")
         if backend not in ("auto", "torch", "triton"):
@@ -1273,6 +1289,8 @@ class ReadersPool:
     def _memory(self, name: str, layer: int, num_pages: int, page_bytes: int) -> torch.Tensor:
         """uint8 zeros [num_pages, page_bytes]."""
         nbytes = num_pages * page_bytes
+        if nbytes >= 2**63:
+            raise ValueError(f"`{name}` has {nbytes} bytes in layer {layer}, and a tensor at most {2**63 - 1}")
         if self._allocate is None:
             return torch.zeros((num_pages, page_bytes), dtype=torch.uint8, device=self.device)
         memory = self._allocate(name, layer, nbytes)
@@ -1799,7 +1817,7 @@ class ReadersPool:
         Behind the last part, on a multiple of 16, follows a byte for each slot of each space: 1 where it was inside,
         0 where it was not and in a space that no layer here uses.
         """
-        roots = self._by_root("n", n)
+        roots = {root: _native(count) for root, count in self._by_root("n", n).items()}
         for count in roots.values():
             if type(count) is not int or count < 0:
                 raise ValueError(f"n must be a number of slots, not {_shown(count)}")
@@ -1904,6 +1922,8 @@ class ReadersPool:
     def _check_device(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.device != self.device:
             raise ValueError(f"{name} must be on {self.device}, not on {tensor.device}")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense tensor, not {tensor.layout}")
 
     def _integers(self, name: str, tensor: Any, axes: int) -> torch.Tensor:
         """An int32 or int64 tensor of this device with so many axes."""
@@ -1936,9 +1956,10 @@ class ReadersPool:
         """A number that the caller knows; computed on the device, for which the host waits, where it does not."""
         if given is None:
             return int(computed())
-        if type(given) is not int or given < 0:
+        count = _native(given)
+        if type(count) is not int or count < 0:
             raise ValueError(f"{name} must be a number of tokens, not {_shown(given)}")
-        return given
+        return count
 
     def _by_root(self, name: str, given: object) -> dict[str, Any]:
         """What is given for each space that numbers slots. ValueError where one that has bytes here is left out."""
