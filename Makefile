@@ -4,7 +4,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 PEERS_PIP := .venv-peers/bin/python -m pip --disable-pip-version-check install --quiet
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet
 
-KERNELS := tests/test_launches.py tests/test_compiled.py tests/test_operations.py tests/test_kv_pools.py tests/test_mla.py
+KERNELS := tests/test_launches.py tests/test_compiled.py tests/test_operations.py tests/test_kv_pools.py tests/test_mla.py \
+	tests/test_large_numbers.py
 
 .PHONY: demo test test-long test-triton test-peers test-sglang test-vllm check lint bench-build bench-cpu bench-gpu .venv .venv-triton .venv-peers .venv-vllm
 
