@@ -5,7 +5,8 @@ PEERS_PIP := .venv-peers/bin/python -m pip --disable-pip-version-check install -
 OLDEST_PIP := .venv-oldest/bin/python -m pip --disable-pip-version-check install --quiet
 VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check install --quiet
 
-KERNELS := tests/test_launches.py tests/test_compiled.py tests/test_operations.py tests/test_kv_pools.py tests/test_mla.py
+KERNELS := tests/test_launches.py tests/test_compiled.py tests/test_operations.py tests/test_kv_pools.py tests/test_mla.py \
+	tests/test_large_numbers.py
 COMPILER := $(addprefix tests/test_,$(addsuffix .py,source schema problems expressions golden emission injection adapters cli docs shipped))
 
 .PHONY: demo test test-long test-triton test-oldest test-peers test-sglang test-vllm check lint bench-build bench-cpu bench-gpu .venv .venv-triton .venv-oldest .venv-peers .venv-vllm

@@ -217,3 +217,46 @@ def test_staging_beyond_2_31_bytes(count: int) -> None:
         both = [byte + 50 * layer for byte in range(48)]
         both[20:26] = [byte + 50 * layer for slot in (9, 2, 23) for byte in (2 * slot, 2 * slot + 1)]
         assert pool.buffer("b", layer).flatten().tolist() == both
+
+
+THREE = spec(
+    "three_spaces",
+    'byte: {fields: {k: "u8[1]"}, page: [[k]]}',
+    "\n".join(f"in_{name}: {{format: byte, space: {name}, layers: all}}" for name in ("a", "b", "c")),
+    layers="body: 1",
+    spaces="\n".join(f"{name}: {{slots: tokens, page: 8}}" for name in ("a", "b", "c")),
+)
+
+
+def test_slots_of_three_spaces_that_are_beyond_2_31_together() -> None:
+    """Each has 2^30 + 5: the flags of the third lie behind those of the first two, more than 2^31."""
+    count = 2**30 + 5
+    flags = 3 * -(-count // 16) * 16
+    with interpreted() as sanitizer:
+        pool = Case(THREE, tokens=16).pool("triton")
+        names = [entry.name for entry in pool._entries]
+        pool._table = sanitizer.table([entry.memory for entry in pool._entries], names, torch.int64)
+        slots = {}
+        for index, name in enumerate(("a", "b", "c")):
+            pool.buffer(f"in_{name}", 0).view(-1).copy_(torch.arange(24) + 40 * index)
+            slots[name] = sparse((count,), torch.int64)
+            slots[name][-5:] = torch.tensor([9, 2 + index, 99, 23, 1])
+        last = tuple((-1, entry, 0) for entry in range(3))
+        with only_programs(*last), large_tensors():
+            staging = pool.pack(slots)
+            assert len(staging) == flags + 3 * count
+            for index in range(3):
+                end = index * (flags // 3) + count
+                assert staging[end - 5 : end].tolist() == [own + 40 * index for own in (9, 2 + index)] + [
+                    0,
+                    *(own + 40 * index for own in (23, 1)),
+                ]
+                end = flags + (index + 1) * count
+                assert staging[end - 5 : end].tolist() == [1, 1, 0, 1, 1]
+            for own in slots.values():
+                own[-5:] = torch.tensor([10, 11, 12, 13, -1])
+            pool.unpack(staging, slots)
+    for index, name in enumerate(("a", "b", "c")):
+        expected = [slot + 40 * index for slot in range(24)]
+        expected[10], expected[11], expected[13] = (own + 40 * index for own in (9, 2 + index, 23))
+        assert pool.buffer(f"in_{name}", 0).flatten().tolist() == expected

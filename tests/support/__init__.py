@@ -1,7 +1,8 @@
 """What the tests of Triton kernels share. Importing anything of it turns Triton's interpreter on.
 
 `casts` puts the interpreter's float casts right, `sanitizer` checks every address that a kernel touches, `guard`
-allocates memory that ends at a page nobody may touch, and `fixtures` offers the three to pytest.
+allocates memory that ends at a page nobody may touch, `sparse` tensors that are larger than memory, and `fixtures`
+offers the first three to pytest.
 """
 
 import os
