@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import groupby
@@ -122,15 +122,42 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class OtherWay:
-    """The same question, with the other values of the choices that go by whether requests are counted.
+class Question:
+    """What is asked: so many tokens, or the most in a memory; of so many requests, or of the most of a context."""
 
-    Where none are counted, the answer is for one request.
-    """
+    tokens: int | None
+    requests: int | None
+    context: int | None
+
+    @property
+    def counts_requests(self) -> bool:
+        return bool(self.requests) or self.context is not None
+
+    def answer(self, deployment: Deployment, memory: int | None) -> Budget:
+        """The price of the tokens, in whole granules; or the most that fit into so much memory on each device."""
+        if self.tokens is None:
+            assert memory is not None
+            return Budget(deployment, memory, *deployment.most_in(memory, self.requests, self.context))
+        tokens = -(-self.tokens // deployment.granule) * deployment.granule
+        requests = self.requests if self.context is None else deployment.requests_in(tokens, self.context)
+        return Budget(deployment, None, tokens, requests or 0)
+
+
+@dataclass(frozen=True)
+class OtherWay:
+    """The same question, with the other values of the choices that go by whether requests are counted."""
 
     counted: bool
-    budget: Budget
+    budget: Budget  # of one request, where none are counted
     pools: tuple[tuple[Pool, Pool], ...]  # whose choices differ: as they were taken, and the other way
+
+    @staticmethod
+    def of(question: Question, budget: Budget, deployment: Deployment) -> OtherWay:
+        """What the other deployment of the same models comes to where the one has the budget."""
+        other = question if question.counts_requests else replace(question, requests=1)
+        pairs = zip(budget.deployment.stages[-1].pools, deployment.stages[-1].pools, strict=True)
+        apart = tuple((own, theirs) for own, theirs in pairs if own.layout.choices != theirs.layout.choices)
+        return OtherWay(question.counts_requests, other.answer(deployment, budget.memory), apart)
 
     def as_json(self) -> dict[str, Any]:
         """What differs, and what comes out."""

@@ -412,47 +412,32 @@ def _explain(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
 
 
 def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
-    from kvgen.budget import Budget, OtherWay, budget_as_json
+    from kvgen.budget import OtherWay, Question, budget_as_json
     from kvgen.budget_text import render
 
     memories = {text: size_in_bytes(text) for text in arguments.memories or ()}
     tokens = None if arguments.tokens is None else _count(arguments.tokens, "--tokens")
     requests = None if arguments.requests is None else _count(arguments.requests, "--requests")
     context = None if arguments.context is None else _count(arguments.context, "--context", least=1)
+    question = Question(tokens, requests, context)
     models, warnings = _models(arguments, stdin)
-    counted = bool(requests) or context is not None
-    deployment, way = _ways(models, arguments.pp, counted)
-
-    def price(deployment: Deployment, memory: int | None, requests: int | None) -> Budget:
-        if memory is not None:
-            return Budget(deployment, memory, *deployment.most_in(memory, requests, context))
-        if context is not None:
-            requests = deployment.requests_in(tokens, context)
-        granule = deployment.granule
-        return Budget(deployment, None, -(-tokens // granule) * granule, requests or 0)
-
+    deployment, way = _ways(models, arguments.pp, question.counts_requests)
     if tokens is not None:
         try:
             deployment.check(tokens)
         except ValueError as error:
             raise usage(str(error)) from None
-    budgets = tuple(price(deployment, memory, requests) for memory in memories.values() or (None,))
-    other = None
-    if way is not None:
-        budget = price(way, budgets[0].memory, requests if counted else 1)
-        pairs = zip(deployment.stages[-1].pools, way.stages[-1].pools, strict=True)
-        apart = tuple((own, theirs) for own, theirs in pairs if own.layout.choices != theirs.layout.choices)
-        other = OtherWay(counted, budget, apart)
+    budgets = tuple(question.answer(deployment, memory) for memory in memories.values() or (None,))
+    other = None if way is None else OtherWay.of(question, budgets[0], way)
     placed = [(pool, model) for stage in deployment.stages for pool, model in zip(stage.pools, models, strict=False)]
-    notes = (note for pool, model in placed for note in _notes(pool.layout, str(model.side.config)))
-    warnings += dict.fromkeys(notes)
+    warnings += dict.fromkeys(note for pool, model in placed for note in _notes(pool.layout, str(model.side.config)))
     for text, budget in zip(memories, budgets, strict=False):
         if not budget.fits:
             message = f"`{printable(text)}` does not hold what is fixed, not to speak of tokens"
             help = _unit_left_out(text, memories[text])
             warnings.append(Problem("KV404", message, Label(NOWHERE), help=help, severity=Severity.WARNING))
     layers = sum(len(pool.request_layers) for pool in deployment.pools)
-    if layers and not requests and context is None:
+    if layers and not question.counts_requests:
         message = f"the slots of {layers} layer{ending(layers)} grow with requests, and `--requests` is 0"
         notes, help = ("what they would keep is in no price",), "add `--requests N` or `--context N`"
         warnings.append(Problem("KV408", message, Label(NOWHERE), notes=notes, help=help, severity=Severity.WARNING))

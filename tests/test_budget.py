@@ -541,7 +541,7 @@ def test_pools_fill_a_memory_together(draw: random.Random, memory: int, requests
     tokens = one(*pools).max_tokens(memory, requests)
     if price(0) > memory:
         assert tokens == 0
-    elif price(granule * 10**9) == price(0):
+    elif price(granule * 10**9) == price(granule * 2 * 10**9) <= memory:
         assert tokens == UNBOUNDED
     else:
         assert tokens % granule == 0 and price(tokens) <= memory < price(tokens + granule)
