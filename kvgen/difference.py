@@ -269,6 +269,7 @@ def _compare_pages(
 
 
 def _page_facts(page: Any) -> dict[str, object]:
+    """Slots, bytes, and each field with its place."""
     return {
         "slots": page.slots,
         "page_bytes": page.page_bytes,
