@@ -1181,7 +1181,6 @@ class LimitsPool:
             raise ValueError(f"copy must have {len(parts)} staging tensors, not {_shown(staging)}")
         for part, own in zip(parts, staging, strict=True):
             self._check_staging(own, self._in_spaces(part))
-        rows = copy.get("rows")
         rows = self._saved_rows(slots, copy.get("rows"))
         checksum = _checksum((*staging, *rows.values()))
         if copy.get("checksum") != checksum:
