@@ -14,7 +14,7 @@ import pytest
 from kvgen.compile import Compiled, compile_spec
 
 ALLOWED = {"difflib", "hashlib", "json", "math", "os", "re", "collections.abc", "dataclasses", "fractions", "typing"}
-ALLOWED |= {"warnings", "itertools", "torch", "triton", "triton.language"}
+ALLOWED |= {"warnings", "itertools", "numbers", "torch", "triton", "triton.language"}
 
 SPEC = """\
 kvgen: 1
