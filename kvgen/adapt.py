@@ -240,8 +240,6 @@ def _read(layout: Layout, kind: Kind) -> list[Page]:
 
 def _wrong(layout: Layout, kind: Kind) -> tuple[str, ...]:
     found = [*_operations(layout, kind), *_parameters(layout, kind), *_buffers(layout, kind), *_slots(layout, kind)]
-    if layout.name == kind.engine:
-        found.append(f"its name is that of the folder of adapters, `{kind.engine}`")
     return tuple(found or _bytes(layout, kind))
 
 

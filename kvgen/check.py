@@ -117,6 +117,7 @@ TAKEN = frozenset(  # names that `from_config` and the layout class use themselv
         "shard",
         "sizeof",
         "replace",
+        "lru_cache",
     ]
 )
 POOL_NAMES = frozenset(

@@ -253,12 +253,6 @@ EDITS = {  # of the shipped specs, and what SGLang would have against them
         "  more: {format: index_fp8, space: logical, layers: body}\n  kv_host:",
         "it has a buffer more, `more`",
     ),
-    "the name of the folder": (
-        ["glm_dsa"],
-        "layout: glm_dsa",
-        "layout: sglang",
-        "its name is that of the folder of adapters, `sglang`",
-    ),
     "two things at once": (
         ["glm_dsa"],
         r"get_state_buf_infos:|returns: \[key, key_scale\]",
@@ -384,8 +378,7 @@ def test_what_sglang_would_have_against_a_layout(tmp_path: Path, edit: str) -> N
         assert (status, errors) == (0, [])
     else:
         (error,) = errors
-        name = "sglang" if "folder" in edit else built
-        assert error["message"] == f"`{name}` is not the {TITLES[built]} pool of SGLang: {wrong[0]}"
+        assert error["message"] == f"`{built}` is not the {TITLES[built]} pool of SGLang: {wrong[0]}"
         assert error["notes"] == wrong[1:]
 
 

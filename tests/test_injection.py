@@ -14,7 +14,7 @@ import pytest
 from kvgen.compile import Compiled, compile_spec
 
 ALLOWED = {"difflib", "hashlib", "json", "math", "os", "re", "collections.abc", "dataclasses", "fractions", "typing"}
-ALLOWED |= {"ctypes", "warnings", "zlib", "itertools", "torch", "triton", "triton.language"}
+ALLOWED |= {"ctypes", "warnings", "zlib", "itertools", "numbers", "torch", "triton", "triton.language"}
 
 SPEC = """\
 kvgen: 1

@@ -69,6 +69,18 @@ def test_so_they_are_as_counts_and_bytes(kind: Any) -> None:
     assert mla.Pool(layout, 64).describe_staging(kind(2)) == mla.Pool(layout, 64).describe_staging(2)
 
 
+@pytest.mark.parametrize("kind", [*INTEGERS, Size], ids=lambda kind: kind.__name__)
+def test_so_they_are_as_layers_and_ranks(kind: Any) -> None:
+    pool = mla.Pool(mla.Layout.from_config({**CONFIG, "num_hidden_layers": 3}), 64, rank=kind(2))
+    assert pool.rank == 2 and type(pool.rank) is int
+    slots, latent, rope = torch.arange(64, 66), torch.ones(2, 512).bfloat16(), torch.ones(2, 64).bfloat16()
+    pool.set_mla_kv_buffer(kind(2), slots, latent, rope)
+    assert torch.equal(pool.get_mla_kv_buffer(2, slots)[0][:, 0], latent)
+    assert pool.buffer("kv", kind(2)) is pool.buffer("kv", 2)
+    with pytest.raises(ValueError, match="^layer_id must be an integer, not True$"):
+        pool.get_mla_kv_buffer(True, slots)
+
+
 @pytest.mark.parametrize("value", [True, numpy.bool_(True), 64.0, numpy.float64(64), "64", torch.tensor(64)], ids=repr)
 def test_nothing_else_is_an_integer(value: Any) -> None:
     layout = mla.Layout.from_config(CONFIG)
