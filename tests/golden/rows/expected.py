@@ -953,7 +953,7 @@ class RowsPool:
         LookupError for an unknown name and for a layer that does not own the buffer; ValueError for a layer that is
         not held here.
         """
-        if type(layer_id) is not int:
+        if type(layer_id) is not int and type(_native(layer_id)) is not int:
             raise ValueError(f"layer_id must be an integer, not {_shown(layer_id)}")
         found = self._buffers.get((str(name), layer_id))
         if found is not None:
@@ -1130,7 +1130,7 @@ class RowsPool:
 
     def _check_layer(self, layer_id: int) -> None:
         """ValueError where nothing of the layer is held here."""
-        if type(_native(layer_id)) is not int:
+        if type(layer_id) is not int and type(_native(layer_id)) is not int:
             raise ValueError(f"layer_id must be an integer, not {_shown(layer_id)}")
         if layer_id not in self.layout.held:
             raise ValueError(f"layer_id must be a layer of this pool, {list(self.layout.held)}, not {layer_id}")
