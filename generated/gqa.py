@@ -1572,6 +1572,9 @@ class _Inputs:
     def __init__(self, config: object, choices: dict[str, object]) -> None:
         if isinstance(config, (str, os.PathLike)):
             path = config
+            is_opened = os.fsdecode(path).startswith(("/dev/", "/proc/self/fd/"))  # such as a pipe of a shell
+            if os.path.exists(path) and not os.path.isfile(path) and not is_opened:  # which might be waited for
+                raise LayoutError(f"{path} is not a file")
             with open(path, encoding="utf-8") as file:
                 try:
                     text = file.read(2**24 + 1)
@@ -4335,6 +4338,8 @@ class GqaPool:
         memory = self._allocate(name, layer, nbytes)
         if not isinstance(memory, torch.Tensor) or memory.dtype != torch.uint8 or memory.numel() != nbytes:
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return {nbytes} bytes of uint8")
+        if memory.is_inference():
+            raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return memory made outside of inference mode")
         if memory.device != self.device or not memory.is_contiguous():
             raise ValueError(f"allocate({name!r}, {layer}, {nbytes}) must return contiguous memory of {self.device}")
         alignment = 64 if self.device.type == "cpu" else 256
@@ -4750,7 +4755,7 @@ class GqaPool:
         for part, own in zip(parts, staging, strict=True):
             self._check_staging(own, self._in_spaces(part))
         checksum = _checksum(staging)
-        if copy.get("checksum") != checksum:
+        if repr(copy.get("checksum")) != repr(checksum):
             came = f"their CRC-32 was {_shown(copy.get('checksum'))} and is {checksum}"
             raise ValueError(f"copy must have the bytes that were saved: {came}")
         for part, own in zip(parts, staging, strict=True):
@@ -4981,7 +4986,7 @@ class GqaPool:
             else:
                 compared = [(key, there, here)]
             for name, theirs, own in compared:
-                if _plain(theirs) != own:
+                if repr(_plain(theirs)) != repr(own):  # which is equal where both are of the same type and value
                     came = f"{name} is {_shown(theirs)} in the copy and {_shown(own)} here"
                     raise ValueError(f"copy must be of this layout, rank and number of slots: {came}")
 
@@ -5011,8 +5016,7 @@ class GqaPool:
     def _check_staging(self, staging: Any, slots: dict[str, torch.Tensor]) -> None:
         """ValueError where it is not what a pack of so many slots makes."""
         nbytes = self._staging_bytes(_counts(slots))
-        fits = isinstance(staging, torch.Tensor) and staging.dtype == torch.uint8 and staging.shape == (nbytes,)
-        if not fits or staging.is_meta:
+        if not _is_dense(staging) or staging.dtype != torch.uint8 or staging.shape != (nbytes,):
             raise ValueError(f"staging must be uint8 [{nbytes}] for {_counts(slots)} slots, not {_kind(staging)}")
 
     def _pack(self, slots: dict[str, torch.Tensor], make: Callable = torch.zeros) -> torch.Tensor:
@@ -5180,11 +5184,19 @@ def _even(staging: torch.Tensor) -> torch.Tensor:
     return staging if is_even else staging.clone(memory_format=torch.contiguous_format)
 
 
+def _is_dense(tensor: object) -> bool:
+    """Whether it is a tensor whose bytes lie in memory at strides."""
+    is_tensor = isinstance(tensor, torch.Tensor) and not tensor.is_nested
+    return is_tensor and tensor.layout == torch.strided and not tensor.is_meta
+
+
 def _checksum(tensors: Iterable[torch.Tensor]) -> int:
     """The CRC-32 of the bytes of tensors, one behind the other."""
     checksum = 0
     for tensor in tensors:
         memory = tensor.cpu().contiguous()
+        if not memory.nbytes:  # of which zlib would forget the sum of those before
+            continue
         checksum = zlib.crc32((ctypes.c_char * memory.nbytes).from_address(memory.data_ptr()), checksum)
     return checksum
 
@@ -5204,6 +5216,8 @@ def _kind(value: object) -> str:
     """A value in the words of a refusal."""
     if not isinstance(value, torch.Tensor):
         return _shown(value)
+    if value.is_nested or value.layout != torch.strided:
+        return f"a {'nested' if value.is_nested else 'sparse'} tensor"
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{dtype} {list(value.shape)} on {value.device}"
 

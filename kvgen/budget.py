@@ -21,18 +21,21 @@ ALLOCATOR_STEP = 2 * 2**20  # CUDA's caching allocator rounds large tensors up t
 class Budget:
     """A deployment priced for a number of tokens and requests, with the memory of each device, if it was asked about.
 
-    Tokens or requests that nothing grows with are UNBOUNDED; the price is then that of 0, the same as of any other.
+    Tokens or requests that nothing grows with are UNBOUNDED; the price is then that of enough tokens for the slots of
+    all requests, and of no requests, which are the prices of more of them too.
     """
 
     deployment: Deployment
     memory: int | None
     tokens: int
     requests: int
+    counts_requests: bool = False  # whether there are requests, or a context was asked for
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, int]:
         """The tokens and requests that are priced."""
-        return tuple(0 if count == UNBOUNDED else count for count in (self.tokens, self.requests))
+        requests = 0 if self.requests == UNBOUNDED else self.requests
+        return self.deployment.enough_tokens(requests) if self.tokens == UNBOUNDED else self.tokens, requests
 
     @cached_property
     def limits(self) -> tuple[int | None, ...]:
@@ -137,10 +140,11 @@ class Question:
         """The price of the tokens, in whole granules; or the most that fit into so much memory on each device."""
         if self.tokens is None:
             assert memory is not None
-            return Budget(deployment, memory, *deployment.most_in(memory, self.requests, self.context))
+            counts = deployment.most_in(memory, self.requests, self.context)
+            return Budget(deployment, memory, *counts, self.counts_requests)
         tokens = -(-self.tokens // deployment.granule) * deployment.granule
         requests = self.requests if self.context is None else deployment.requests_in(tokens, self.context)
-        return Budget(deployment, None, tokens, requests or 0)
+        return Budget(deployment, None, tokens, requests or 0, self.counts_requests)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def _summary(budget: Budget) -> Iterator[str]:
         yield _figure("memory", budget.memory, f"bytes  {in_units(budget.memory)}{each}")
     decides = f"; stage {budget.deciding} decides" if stages > 1 and budget.memory is not None else ""
     yield _figure("tokens", budget.tokens, f"       a multiple of {granule:,}{decides}")
-    if budget.requests:
+    if budget.requests or budget.counts_requests:
         yield _figure("requests", budget.requests, "       at a time")
     if budget.context is not None:
         yield _figure("context", budget.context, "       tokens for each of them, in whole pages")
@@ -81,6 +81,8 @@ def _other_way(other: OtherWay) -> list[str]:
     budget, each = other.budget, other.budget.affine.request_bytes
     cost = f" and {_count(each)} per request" if each else ""
     many = f" of {_count(budget.requests)} request{ending(budget.requests)}" if budget.requests else ""
+    if many and not any(pool.request_layers for pool in budget.deployment.pools):
+        many += " (whatever slots their windows need)"
     facts = [
         f"{_count(budget.tokens)} token{ending(budget.tokens)}{many}",
         f"{_count(budget.bytes_per_token)} bytes per token{cost}",
@@ -97,7 +99,7 @@ def _memories(budgets: Sequence[Budget]) -> list[str]:
         "": [in_units(budget.memory or 0) for budget in budgets],
         "tokens": [_count(budget.tokens) for budget in budgets],
     }
-    if any(budget.requests for budget in budgets):
+    if any(budget.requests or budget.counts_requests for budget in budgets):
         columns["requests"] = [_count(budget.requests) for budget in budgets]
         columns["context"] = ["" if budget.context is None else shown(budget.context) for budget in budgets]
     if len(budgets[0].deployment.stages) > 1:

@@ -42,7 +42,18 @@ from kvgen.spec import (
     Space,
     Spec,
 )
-from kvgen.types import DERIVED_SLOTS_MAX, DTYPES, WORDS_OF_THE_LANGUAGE, Bool, Int, Ratio, Type, closest, suggest
+from kvgen.types import (
+    DERIVED_SLOTS_MAX,
+    DTYPES,
+    PARAMETER_MAX,
+    WORDS_OF_THE_LANGUAGE,
+    Bool,
+    Int,
+    Ratio,
+    Type,
+    closest,
+    suggest,
+)
 from kvgen.walk import fields_or_default, side_by_side, unsupported
 
 CODES = {
@@ -146,12 +157,14 @@ OTHER_PYTHONS = """
     msilib nis nntplib ossaudiodev pipes smtpd sndhdr spwd sunau telnetlib uu xdrlib
 """  # modules of the standard library of 3.11 to 3.14 that not all of these have
 PACKAGES = """
-    accelerate aiohttp aiter attr attrs cuda cupy cutlass deep_ep deep_gemm diffusers einops fastapi flash_attn
-    flash_attn_interface flash_mla flashinfer generated huggingface_hub hypothesis jinja2 jsonschema kvgen lmcache
-    markupsafe mooncake msgspec networkx nixl numba numpy nvidia orjson outlines packaging pandas pip pkg_resources
-    pluggy prometheus_client psutil pybind11 pydantic pytest ray regex requests safetensors scipy setuptools sgl_kernel
-    sglang sympy tensorrt_llm tests tilelang tokenizers torch torchao torchaudio torchvision tqdm transformers triton
-    uvicorn uvloop vllm wheel xdist xformers xgrammar yaml zmq
+    accelerate aiohttp aiter amdsmi attr attrs certifi charset_normalizer cuda cupy cutlass deep_ep deep_gemm diffusers
+    einops fastapi filelock flash_attn flash_attn_interface flash_mla flashinfer fsspec functorch generated
+    huggingface_hub hypothesis jinja2 jsonschema kvgen lmcache
+    markupsafe mooncake mpmath msgspec networkx nixl numba numpy nvidia orjson outlines packaging pandas pip
+    pkg_resources pluggy prometheus_client psutil pybind11 pydantic pynvml pytest ray regex requests safetensors scipy
+    setuptools sgl_kernel sglang sympy tensorrt_llm test tests tilelang tokenizers torch torchao torchaudio torchgen
+    torchvision tqdm transformers triton typing_extensions urllib3 uvicorn uvloop vllm wheel xdist xformers xgrammar
+    yaml zmq
 """  # what servers and their tests import beside a module
 HIDDEN = frozenset([*sys.stdlib_module_names, *OTHER_PYTHONS.split(), *PACKAGES.split()])
 RUN_BY_NAME = frozenset(["conftest", "setup", "sitecustomize", "usercustomize"])
@@ -516,8 +529,9 @@ def why_outside(item: Parameter, value: object) -> str | None:
         low = 0 if item.minimum is None else item.minimum
         if value < low:
             return f"is below {low}" if item.minimum is not None else "is below 0, and no `min` is stated"
-        if item.maximum is not None and value > item.maximum:
-            return f"is above {item.maximum}"
+        high = PARAMETER_MAX if item.maximum is None and item.kind == "int" else item.maximum
+        if high is not None and value > high:
+            return f"is above {high}" if item.maximum is not None else f"is above {high}, and no `max` is stated"
     if item.letters is not None and isinstance(value, str) and not set(value) <= set(item.letters):
         return f"has letters other than {item.letters}"
     return None

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -51,7 +51,7 @@ CODES = {
     "KV401": "a config that the layout refuses",
     "KV402": "two specs that write the same file",
     "KV403": "a fragment where a layout is needed",
-    "KV404": "memory that does not hold even the reserved pages (a warning)",
+    "KV404": "memory that is too small for the reserved pages, or for one request (a warning)",
     "KV405": "a layout that is no pool of the engine",
     "KV406": "a config that no shipped layout is for, or more than one",
     "KV407": "a field of a config that the layout does not know (a warning)",
@@ -412,7 +412,7 @@ def _explain(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
 
 
 def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
-    from kvgen.budget import OtherWay, Question, budget_as_json
+    from kvgen.budget import OtherWay, Question, budget_as_json, shown
     from kvgen.budget_text import render
 
     memories = {text: size_in_bytes(text) for text in arguments.memories or ()}
@@ -433,20 +433,33 @@ def _budget(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], st
     warnings += dict.fromkeys(note for pool, model in placed for note in _notes(pool.layout, str(model.side.config)))
     for text, budget in zip(memories, budgets, strict=False):
         if not budget.fits:
-            message = f"`{printable(text)}` does not hold what is fixed, not to speak of tokens"
+            message = f"`{printable(text)}` is smaller than the fixed cost of {shown(budget.total_bytes)} bytes"
             help = _unit_left_out(text, memories[text])
             warnings.append(Problem("KV404", message, Label(NOWHERE), help=help, severity=Severity.WARNING))
-    layers = sum(len(pool.request_layers) for pool in deployment.pools)
-    if layers and not question.counts_requests:
-        message = f"the slots of {layers} layer{ending(layers)} grow with requests, and `--requests` is 0"
-        notes, help = ("what they would keep is in no price",), "add `--requests N` or `--context N`"
-        warnings.append(Problem("KV408", message, Label(NOWHERE), notes=notes, help=help, severity=Severity.WARNING))
+        elif context is not None and not budget.requests:
+            one = max(stage.bytes_for(deployment.tokens_for(1, context), 1) for stage in deployment.stages)
+            message = f"`{printable(text)}` is too small for one request of {context:,} tokens"
+            notes = (f"one request takes {shown(one)} bytes, reserved pages included",)
+            warnings.append(Problem("KV404", message, Label(NOWHERE), notes=notes, severity=Severity.WARNING))
+    if not question.counts_requests:
+        layers = [layer for pool in deployment.pools for layer in pool.request_layers]
+        told = _no_requests(layers, "and `--requests` is 0", "add `--requests N` or `--context N`")
+        warnings += [told] if told is not None else []
     if arguments.format == "json":
         _print_json(budget_as_json(budgets, other) | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:
         _report(warnings, {}, arguments.format, stdout, stderr)
         stdout.write(render(budgets, other))
     return 0
+
+
+def _no_requests(layers: Collection[int], how: str, help: str | None = None) -> Problem | None:
+    """KV408 of layers, by their ids in each pool, whose slots grow with requests where there are none."""
+    if not layers:
+        return None
+    message = f"the slots of {len(layers)} layer{ending(len(layers))} grow with requests, {how}"
+    notes = ("their cost is not included",)
+    return Problem("KV408", message, Label(NOWHERE), notes=notes, help=help, severity=Severity.WARNING)
 
 
 def _unit_left_out(text: str, size: int) -> str | None:
@@ -557,6 +570,7 @@ def _stages(text: str, compiled: Compiled, target: Side) -> list[Any]:
 
 
 def _compare(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], stderr: IO[str]) -> int:
+    from kvgen.deployment import Pool
     from kvgen.difference import Priced, compare, render
 
     a, b = (_side(text) for text in arguments.sides)
@@ -576,7 +590,9 @@ def _compare(arguments: argparse.Namespace, stdin: IO[bytes], stdout: IO[str], s
     difference = compare((left[0].layout, right[0].layout), priced, memory)
     sides = ((*left, a.config), (*right, b.config))
     warnings = [problem for *own, file in sides if file is not None for problem in _remarks(*own, file)]
-    warnings = list(dict.fromkeys(warnings))
+    if memory is not None:
+        warnings += (_no_requests(Pool(*own).request_layers, "and none are counted") for own in (left, right))
+    warnings = list(dict.fromkeys(problem for problem in warnings if problem is not None))
     if arguments.format == "json":
         _print_json(difference.as_json() | {"problems": render_json(sort_problems(warnings))}, stdout)
     else:
@@ -995,9 +1011,13 @@ def _no(text: str) -> NoReturn:
     raise ValueError(text)
 
 
+COUNT_MAX = 10**18 - 1  # of tokens, requests and the like
+
+
 def _count(text: str, what: str, least: int = 0) -> int:
     if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or int(text) < least:
-        raise usage(f"{what}: expected an integer of at least {least}, found `{printable(text)}`")
+        most = f" and at most {COUNT_MAX}" if re.fullmatch(r"\d{19,}", text, re.ASCII) else ""
+        raise usage(f"{what}: expected an integer of at least {least}{most}, found `{printable(text)}`")
     return int(text)
 
 

@@ -146,6 +146,17 @@ class Deployment:
         """The most tokens that fit into so much memory on each device."""
         return min(stage.max_tokens(memory, requests, self.granule) for stage in self.stages)
 
+    def enough_tokens(self, requests: int) -> int:
+        """Tokens of which more would cost nothing more, where that is so: no limit of slots holds back any request."""
+
+        def price(count: int) -> list[int]:
+            return [stage.bytes_for(count * self.granule, requests) for stage in self.stages]
+
+        dearest = price(UNBOUNDED // self.granule)
+        if price(0) == dearest:
+            return 0
+        return 2 * (most(lambda count: price(count) != dearest) + 1) * self.granule  # clear of where pages round
+
     def tokens_for(self, requests: int, context: int) -> int:
         """The least tokens that are pages enough for so many requests of so many tokens each."""
         least = 0

@@ -932,7 +932,7 @@ def test_memory_that_does_not_hold_the_reserved_pages() -> None:
     words = ("budget", GLM_DSA, "--config", str(CONFIGS / "glm-5.2.json"), "--memory", "1KiB")
     done = kvgen(*words)
     assert done.status == 0
-    assert done.err == "warning[KV404]: `1KiB` does not hold what is fixed, not to speak of tokens\n"
+    assert done.err == "warning[KV404]: `1KiB` is smaller than the fixed cost of 3,452,160 bytes\n"
     assert f"  short            {64 * 53940 - 1024:>19,} bytes" in done.out.splitlines()
     done = kvgen(*words, "--format", "json")
     assert (done.status, done.err, done.document["tokens"], done.document["fits"]) == (0, "", 0, False)

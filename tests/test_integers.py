@@ -2,6 +2,7 @@
 
 import enum
 import json
+import os
 import pickle
 import sys
 from typing import Any
@@ -67,6 +68,14 @@ def test_so_they_are_as_counts_and_bytes(kind: Any) -> None:
     pool = mla.Pool(layout, kind(128), "meta", requests=kind(1))
     assert (pool.num_bytes(), type(pool.tokens), type(pool.requests)) == (3 * page, int, int)
     assert mla.Pool(layout, 64).describe_staging(kind(2)) == mla.Pool(layout, 64).describe_staging(2)
+
+
+def test_a_config_that_is_a_pipe_is_not_waited_for(tmp_path: Any) -> None:
+    path = tmp_path / "config.json"
+    os.mkfifo(path)
+    with pytest.raises(mla.LayoutError) as error:
+        mla.Layout.from_config(path)
+    assert str(error.value) == f"mla: {path} is not a file"
 
 
 @pytest.mark.parametrize("kind", [*INTEGERS, Size], ids=lambda kind: kind.__name__)

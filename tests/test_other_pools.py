@@ -2053,6 +2053,69 @@ def test_a_copy_whose_bytes_have_changed(name: str, random: np.random.Generator)
     pool.restore(copy, slots)
 
 
+# Two roots in each of which slots share rows.
+PAIRS = spec(
+    "pairs",
+    'row: {fields: {k: "u8[8]"}, page: [[k]]}',
+    """
+a: {format: row, space: fours, layers: all}
+b: {format: row, space: twos, layers: all}
+""",
+    spaces="""
+token: {slots: tokens, page: 8}
+window: {of: token, slots: tokens, page: 8}
+fours: {of: token, slot: offset // 4}
+twos: {of: window, slot: offset // 2}
+""",
+)
+
+
+@pytest.mark.parametrize("empty", ["token", "window"])
+def test_a_copy_of_one_of_two_spaces_whose_slots_share_rows(empty: str) -> None:
+    """Rows of no slot, behind the bytes and in front of them, leave the checksum what it is of the others."""
+    pool = Case(PAIRS, tokens=64).pool()
+    for entry in pool._entries:
+        entry.memory.random_(0, 256)
+    slots = {"token": torch.arange(16, 32), "window": torch.arange(16, 32), empty: SLOTS[:0]}
+    copy = pool.save(slots)
+    (staging,) = copy["staging"]
+    (rows,) = (own for own in copy["rows"].values() if len(own))
+    assert copy["checksum"] == zlib.crc32(staging.numpy().tobytes() + rows.numpy().tobytes())
+    for tensor in (staging, rows):
+        tensor[0] ^= 1
+        with pytest.raises(ValueError, match="^copy must have the bytes|^loc must have slots"):
+            pool.restore(copy, slots)
+        tensor[0] ^= 1
+    pool.restore(copy, slots)
+
+
+def test_copies_of_tensors_of_other_kinds() -> None:
+    """What cannot be compared or has no bytes in memory is refused as what is not of this layout is."""
+    pool = Case(PAIRS, tokens=64).pool()
+    slots = {"token": torch.arange(16, 32), "window": torch.arange(16, 32)}
+    copy = pool.save(slots)
+    (staging,) = copy["staging"]
+    many = torch.tensor([1, 2])
+    for changed in (
+        *({"staging": (own,)} for own in (staging.to_sparse(), torch.nested.nested_tensor([staging]))),
+        {"staging": (staging.to("meta"),)},
+        *({"rows": {**copy["rows"], "fours": own(copy["rows"]["fours"])}} for own in (to_sparse, to_meta)),
+        *({key: many} for key in ("checksum", "rank", "layout", "layers")),
+        {"slots": {"token": many, "window": 16}},
+        {"choices": {**copy["choices"], "start_layer": many}},
+    ):
+        with pytest.raises(ValueError):
+            pool.restore({**copy, **changed}, slots)
+
+
+def to_sparse(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_sparse()
+
+
+def to_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to("meta")
+
+
 def test_the_checksum_is_that_of_every_other_library() -> None:
     """CRC-32 as zip files have it, of the staging tensors one behind the other."""
     pool = CASES["page of 3"].pool()

@@ -149,6 +149,7 @@ def test_the_hook_may_give_memory_on_meta() -> None:
         (lambda name, layer, nbytes: aligned(2 * nbytes)[::2], ["contiguous", "cpu"]),
         (lambda name, layer, nbytes: aligned(nbytes).view(-1, 64).t(), ["contiguous", "cpu"]),
         (lambda name, layer, nbytes: torch.empty(nbytes, dtype=torch.uint8, device="meta"), ["cpu"]),
+        (torch.inference_mode()(lambda name, layer, nbytes: aligned(nbytes)), ["outside of inference mode"]),
         (lambda name, layer, nbytes: aligned(nbytes + 1)[1:], ["64 bytes"]),
         (lambda name, layer, nbytes: aligned(nbytes + 32)[32:], ["64 bytes"]),
     ],

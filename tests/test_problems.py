@@ -36,7 +36,7 @@ WITHOUT_FILE = {  # codes that no spec file of the corpus can bring about, each 
     "KV401": "a config that the layout refuses",
     "KV402": "two specs that write the same file",
     "KV403": "a fragment where a layout is needed",
-    "KV404": "memory that does not hold even the reserved pages",
+    "KV404": "memory that is too small for the reserved pages, or for one request",
     "KV405": "a layout that is no pool of the engine",
     "KV406": "a config that no shipped layout is for, or more than one",
     "KV407": "a field of a config that the layout does not know",
@@ -119,6 +119,7 @@ def test_name_begins_with_the_code_that_is_reported_first(case: Path) -> None:
 UNFIT = """
     conftest sitecustomize usercustomize setup numpy torch triton sglang vllm transformers jinja2 jsonschema yaml pytest
     pip setuptools site builtins con nul aux prn com1 com9 lpt1 lpt9 match case type class kvgen generated
+    typing_extensions filelock fsspec mpmath functorch torchgen test amdsmi pynvml
     distutils cgi annotationlib compression
 """
 

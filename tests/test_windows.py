@@ -253,8 +253,8 @@ def test_requests_that_are_counted_have_windows_of_their_own() -> None:
     assert other["bytes_per_token"] == 36 * SLOT
     _, out, _ = run("budget", HYBRID_SWA, "--config", GEMMA, "--memory", "40GiB", "--context", 131072)
     assert (
-        "\n\n  requests are counted, so swa_pool is requests; with swa_pool=ratio: 145,616 tokens of 1 request,\n"
-        "  294,912 bytes per token, 42,948,624,384 bytes in total\n\n"
+        "\n\n  requests are counted, so swa_pool is requests; with swa_pool=ratio: 145,616 tokens of 1 request\n"
+        "  (whatever slots their windows need), 294,912 bytes per token, 42,948,624,384 bytes in total\n\n"
     ) in out
 
 
@@ -441,3 +441,43 @@ def test_requests_where_tokens_have_no_slots_of_their_own() -> None:
     own = Pool(made, made.namespace.Layout.from_config({}))
     assert [one(own).max_requests(memory, 64) for memory in (31, 32)] == [0, UNBOUNDED]
     assert [one(own).max_tokens(memory, 1) for memory in (31, 32, 95, 96)] == [0, 15, 31, UNBOUNDED]  # whole pages
+
+
+def test_a_model_of_windows_alone(tmp_path: Path) -> None:
+    """Mistral 7B 0.1: 131,072 bytes a slot in 32 layers; a window of 4,096 tokens lies in 257 pages of 16 at most."""
+    config = tmp_path / "config.json"
+    fields = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    config.write_text(json.dumps({**fields, "model_type": "mistral", "sliding_window": 4096}))
+    request, reserved = 257 * 16 * 131_072, 16 * 131_072
+    assert (80 * GIB - reserved) // request == 159
+    for words, requests in (("--context 32768", 159), ("--requests 10", 10), ("--requests 159", 159)):
+        found = document(HYBRID_SWA, "--config", str(config), "--memory", "80GiB", *words.split())
+        assert (found["tokens"], found["requests"]) == (None, requests)
+        assert found["total_bytes"] == found["fixed_bytes"] == requests * request + reserved
+        assert found["bytes_per_token"] == 0
+        (buffer,) = (own for own in found["buffers"] if own["layers"])
+        assert (buffer["name"], buffer["slots"]) == ("kv_swa", requests * 257 * 16 + 16)
+    two = document(HYBRID_SWA, "--config", str(config), "--memory", "80GiB", "--context", "32768", "--pp", "2")
+    assert (two["requests"], two["total_bytes"]) == (318, 318 * request // 2 + reserved // 2)
+
+
+def test_a_context_that_does_not_fit_once() -> None:
+    """gpt-oss-120b: 131,072 x 36,864 bytes, 144 slots of the windows, and 16 reserved slots of all layers."""
+    status, out, err = run("budget", HYBRID_SWA, "--config", GPT_OSS, "--memory", "1GiB", "--context", 131072)
+    assert status == 0
+    one = 131_072 * 36_864 + 144 * 36_864 + 16 * 73_728
+    assert err == (
+        "warning[KV404]: `1GiB` is too small for one request of 131,072 tokens\n"
+        f"  = note: one request takes {one:,} bytes, reserved pages included\n"
+    )
+    assert "\n  requests                           0        at a time\n" in out
+
+
+def test_a_comparison_counts_no_requests() -> None:
+    sides = [f"config={GPT_OSS}", f"config={GPT_OSS},swa_pool=requests"]
+    _, _, err = run("diff", *sides, "--memory", "80GiB")
+    assert err == (
+        "warning[KV408]: the slots of 18 layers grow with requests, and none are counted\n"
+        "  = note: their cost is not included\n"
+    )
+    assert run("diff", *sides)[2] == ""
