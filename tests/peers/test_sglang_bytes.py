@@ -435,7 +435,7 @@ def test_cpu_copy_of_a_part_of_a_page(both: Both) -> None:
 )
 def test_another_copy(both: Both) -> None:
     copies = [pool.get_cpu_copy(torch.arange(64, 192)) for pool in both]
-    refused = "^copy must be of this layout and as many slots: "
+    refused = "^copy must be of this layout, rank and number of slots: "
     both.own.load_cpu_copy(copies[0], torch.arange(64, 64))  # nothing of it is written, and nothing said
     with pytest.raises(AssertionError):
         both.own.load_cpu_copy(copies[0], torch.arange(64, 128))
